@@ -1,0 +1,61 @@
+"""Records of the control topic: which models an installation serves.
+
+The topic is compacted, so a reader that starts at its beginning knows every model although no worker runs. Workers
+announce; the gateway follows. Knows no Kafka client.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemas.errors import ErrorCode, InferenceError
+from schemas.model import ModelMetadata
+from schemas.tensor import Buffer
+
+_MODEL_KEY = "model/"
+
+
+class ModelAnnouncement(msgspec.Struct, frozen=True):
+    """A model that a pool serves.
+
+    `epoch` tells one life of the request topic from the next: it is drawn from the topic's id, so a job id of a topic
+    that was deleted and created again cannot name a stranger's request.
+    """
+
+    metadata: ModelMetadata
+    pool: str
+    topic: str
+    epoch: int
+    partitions: int
+
+
+_decoder = msgspec.json.Decoder(ModelAnnouncement)
+
+
+def announcement_key(model: str) -> bytes:
+    """The compaction key of a model's announcement."""
+    return (_MODEL_KEY + model).encode()
+
+
+def encode_announcement(announcement: ModelAnnouncement) -> bytes:
+    """The value of an announcement's record."""
+    return msgspec.json.encode(announcement)
+
+
+def decode_announcement(key: Buffer | None, value: Buffer | None) -> tuple[str, ModelAnnouncement | None] | None:
+    """Read a control record: (model, announcement), (model, None) for one withdrawn, None for other kinds of record.
+
+    Raises InferenceError(UNDECODABLE_RECORD) for an announcement that cannot be read.
+    """
+    name = bytes(key or b"").decode(errors="replace")
+    if not name.startswith(_MODEL_KEY):
+        return None
+    model = name.removeprefix(_MODEL_KEY)
+    if value is None:
+        return model, None
+    try:
+        return model, _decoder.decode(value)
+    except msgspec.DecodeError as cause:
+        raise InferenceError(
+            ErrorCode.UNDECODABLE_RECORD, f"the announcement of model {model!r} cannot be read: {cause}", field="value"
+        ) from cause

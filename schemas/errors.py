@@ -1,0 +1,97 @@
+"""Errors: one table of codes with what each means to a caller. Knows no transport; the edges only look codes up.
+
+Every failure that reaches a caller, a dead letter or a job's outcome is an `InferenceError` with one of these codes.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+
+class ErrorCode(Enum):
+    """A kind of failure: (wire name, retryable as it is, HTTP status, gRPC status name)."""
+
+    INVALID_REQUEST = ("invalid_request", False, 400, "INVALID_ARGUMENT")
+    UNDECODABLE_RECORD = ("undecodable_record", False, 400, "INVALID_ARGUMENT")
+    MODEL_NOT_FOUND = ("model_not_found", False, 404, "NOT_FOUND")
+    JOB_NOT_FOUND = ("job_not_found", False, 404, "NOT_FOUND")
+    CONFLICT = ("conflict", False, 409, "FAILED_PRECONDITION")
+    RESULT_EXPIRED = ("result_expired", False, 410, "NOT_FOUND")
+    PAYLOAD_TOO_LARGE = ("payload_too_large", False, 413, "RESOURCE_EXHAUSTED")
+    OVERLOADED = ("overloaded", True, 429, "RESOURCE_EXHAUSTED")
+    CANCELLED = ("cancelled", False, 499, "CANCELLED")
+    MODEL_FAILED = ("model_failed", False, 500, "INTERNAL")
+    INTERNAL = ("internal", False, 500, "INTERNAL")
+    MODEL_LOAD_FAILED = ("model_load_failed", True, 503, "UNAVAILABLE")
+    UNAVAILABLE = ("unavailable", True, 503, "UNAVAILABLE")
+    DEADLINE_EXCEEDED = ("deadline_exceeded", False, 504, "DEADLINE_EXCEEDED")
+
+    def __init__(self, wire: str, retryable: bool, http_status: int, grpc_status: str) -> None:
+        self.wire = wire
+        self.retryable = retryable
+        self.http_status = http_status
+        self.grpc_status = grpc_status
+
+    @classmethod
+    def from_wire(cls, wire: str) -> ErrorCode:
+        """Look a wire name up; a name of a newer version reads as INTERNAL, never as another exception."""
+        return _BY_WIRE.get(wire, cls.INTERNAL)
+
+
+_BY_WIRE = {code.wire: code for code in ErrorCode}
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error as it travels in records, outcomes and dead letters. `code` is an `ErrorCode.wire`."""
+
+    code: str
+    message: str
+    field: str = ""
+    value: str = ""
+    remedy: str = ""
+
+
+class InferenceError(Exception):
+    """A failure with a code of the table, and for bad input the field, its value and the remedy."""
+
+    def __init__(self, code: ErrorCode, message: str, *, field: str = "", value: Any = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.field = field
+        self.value = _shorten(value)
+        self.remedy = remedy
+
+    def detail(self) -> ErrorDetail:
+        """The form that travels."""
+        return ErrorDetail(
+            code=self.code.wire, message=self.message, field=self.field, value=self.value, remedy=self.remedy
+        )
+
+    @classmethod
+    def from_detail(cls, detail: ErrorDetail) -> InferenceError:
+        """Rebuild the error that a record or an outcome carried."""
+        return cls(
+            ErrorCode.from_wire(detail.code),
+            detail.message,
+            field=detail.field,
+            value=detail.value,
+            remedy=detail.remedy,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Exceptions with keyword-only arguments do not copy by default; this one does."""
+        return (InferenceError.from_detail, (self.detail(),))
+
+
+def invalid(message: str, *, field: str, value: Any = "", remedy: str = "") -> InferenceError:
+    """The most common error: the caller's input, with the field, the value and the remedy."""
+    return InferenceError(ErrorCode.INVALID_REQUEST, message, field=field, value=value, remedy=remedy)
+
+
+def _shorten(value: Any, limit_chars: int = 120) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= limit_chars else text[: limit_chars - 1] + "…"

@@ -1,0 +1,189 @@
+"""The request record: a request and its envelope as value and headers of a Kafka record.
+
+Headers follow the CloudEvents Kafka binding in binary mode and W3C trace context, plus a few of our own that all
+begin with `tidegate-`. A record without headers is served too: its id is its place in the topic and its answer goes
+to the results topic. Knows no Kafka client: headers are (name, bytes) pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from schemas.deadline import Deadline
+from schemas.errors import ErrorCode, InferenceError
+from schemas.request import InferenceRequest
+from schemas.tensor import Buffer
+from schemas.v2 import HEADER_LENGTH, decode_request, encode_request
+
+Headers = Sequence[tuple[str, bytes]]
+
+REQUEST_TYPE = b"tidegate.inference.request.v1"
+SPEC_VERSION = ("ce_specversion", b"1.0")
+JSON_CONTENT = ("content-type", b"application/json")
+BINARY_CONTENT = ("content-type", b"application/octet-stream")
+_TYPE = ("ce_type", REQUEST_TYPE)
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The place of a request in its topic; with the topic's epoch it is the request's identity."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> Origin:
+        """Inverse of str(). Raises ValueError."""
+        topic, partition, offset = text.rsplit("/", 2)
+        return cls(topic, int(partition), int(offset))
+
+
+class ReplyTo(msgspec.Struct, frozen=True):
+    """Where the caller waits for the answer: one partition of the replies topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+    @classmethod
+    def parse(cls, text: str) -> ReplyTo:
+        """Inverse of str(). Raises ValueError."""
+        topic, partition = text.rsplit("/", 1)
+        return cls(topic, int(partition))
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """What a request carries beside its tensors.
+
+    `id` is the CloudEvents id, unique per source. Without `reply_to` the answer goes to the results topic and the
+    object store. `attempt` counts runs that failed, not interruptions. `claim` is the object key of a value that
+    was too large for a record. `stored` asks for the outcome in the object store, as asynchronous jobs do.
+    """
+
+    id: str
+    source: str = ""
+    reply_to: ReplyTo | None = None
+    deadline: Deadline | None = None
+    model_version: str = ""
+    priority: int = 0
+    attempt: int = 1
+    traceparent: str = ""
+    claim: str = ""
+    stored: bool = False
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """A request as it came out of a topic."""
+
+    envelope: Envelope
+    request: InferenceRequest
+    origin: Origin
+
+
+def rfc3339(time_ms: int) -> str:
+    """A moment in milliseconds since the epoch as CloudEvents wants it."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def encode_request_record(
+    request: InferenceRequest, envelope: Envelope, *, now_ms: int
+) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """The value and headers of a request's record; all tensors are raw in the value."""
+    value, header_length = encode_request(request)
+    return value, request_headers(envelope, header_length, now_ms=now_ms)
+
+
+def request_headers(envelope: Envelope, header_length: int, *, now_ms: int) -> list[tuple[str, bytes]]:
+    """The headers of a request's record. aiokafka wants a list."""
+    headers = [
+        SPEC_VERSION,
+        _TYPE,
+        ("ce_id", envelope.id.encode()),
+        ("ce_source", envelope.source.encode()),
+        ("ce_time", rfc3339(now_ms).encode()),
+        BINARY_CONTENT,
+        (HEADER_LENGTH, b"%d" % header_length),
+    ]
+    if envelope.reply_to is not None:
+        headers.append(("tidegate-reply-to", str(envelope.reply_to).encode()))
+    if envelope.deadline is not None:
+        headers.append(("tidegate-deadline-ms", b"%d" % envelope.deadline.at_ms))
+    if envelope.model_version:
+        headers.append(("tidegate-model-version", envelope.model_version.encode()))
+    if envelope.priority:
+        headers.append(("tidegate-priority", b"%d" % envelope.priority))
+    if envelope.attempt != 1:
+        headers.append(("tidegate-attempt", b"%d" % envelope.attempt))
+    if envelope.traceparent:
+        headers.append(("traceparent", envelope.traceparent.encode()))
+    if envelope.claim:
+        headers.append(("tidegate-claim", envelope.claim.encode()))
+    if envelope.stored:
+        headers.append(("tidegate-stored", b"1"))
+    return headers
+
+
+def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | None]:
+    """The envelope of a record and the length of its JSON part (None: all JSON).
+
+    Raises InferenceError(UNDECODABLE_RECORD) naming the header.
+    """
+    got = dict(headers)
+    name = ""
+    try:
+        name = "ce_id"
+        id_ = got["ce_id"].decode() if "ce_id" in got else str(origin)
+        name = HEADER_LENGTH
+        header_length = int(got[name]) if name in got else None
+        name = "tidegate-reply-to"
+        reply_to = ReplyTo.parse(got[name].decode()) if name in got else None
+        name = "tidegate-deadline-ms"
+        deadline = Deadline(int(got[name])) if name in got else None
+        name = "tidegate-priority"
+        priority = int(got[name]) if name in got else 0
+        name = "tidegate-attempt"
+        attempt = int(got[name]) if name in got else 1
+        name = "text headers"
+        envelope = Envelope(
+            id_,
+            got.get("ce_source", b"").decode(),
+            reply_to,
+            deadline,
+            got.get("tidegate-model-version", b"").decode(),
+            priority,
+            attempt,
+            got.get("traceparent", b"").decode(),
+            got.get("tidegate-claim", b"").decode(),
+            "tidegate-stored" in got,
+        )
+    except (ValueError, AttributeError, TypeError) as cause:
+        raise InferenceError(
+            ErrorCode.UNDECODABLE_RECORD,
+            f"header {name!r} of the record at {origin} cannot be read: {cause}",
+            field=name,
+            value=got.get(name, b""),
+            remedy="leave the header out, or write it as the documentation of records says",
+        ) from cause
+    return envelope, header_length
+
+
+def decode_value(value: Buffer | None, header_length: int | None, origin: Origin) -> InferenceRequest:
+    """The request in a record's value; tensors are views of it. Raises InferenceError(UNDECODABLE_RECORD)."""
+    try:
+        return decode_request(b"" if value is None else value, header_length)
+    except InferenceError as cause:
+        raise InferenceError(
+            ErrorCode.UNDECODABLE_RECORD,
+            f"the record at {origin} is no request: {cause.message}",
+            field=cause.field,
+            value=cause.value,
+            remedy=cause.remedy,
+        ) from cause
