@@ -41,7 +41,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     `value` is a v2 response (its JSON part `header_length` bytes long, None: all JSON) when `state` is SUCCEEDED,
     else the JSON of an ErrorDetail. Times are milliseconds since the epoch: created by the broker's clock, started
-    and finished by the worker's; started is 0 for a request that never ran.
+    and finished by the worker's; started is 0 for a request that never ran. `claim` is the object key of a value that
+    was too large for a record; `value` is empty then. A stored object always holds its value itself.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Outcome(msgspec.Struct, frozen=True):
     started_ms: int = 0
     finished_ms: int = 0
     traceparent: str = ""
+    claim: str = ""
 
     def error(self) -> InferenceError | None:
         """The error of an outcome that is no success."""
@@ -115,6 +117,8 @@ def outcome_headers(outcome: Outcome, source: bytes) -> list[tuple[str, bytes]]:
         headers.append((HEADER_LENGTH, b"%d" % outcome.header_length))
     if outcome.traceparent:
         headers.append(("traceparent", outcome.traceparent.encode()))
+    if outcome.claim:
+        headers.append(("tidegate-claim", outcome.claim.encode()))
     return headers
 
 
@@ -134,6 +138,7 @@ def decode_outcome_record(headers: Headers, value: Buffer | None) -> Outcome:
             int(started),
             int(finished),
             got.get("traceparent", b"").decode(),
+            got.get("tidegate-claim", b"").decode(),
         )
     except (KeyError, ValueError, AttributeError) as cause:
         raise InferenceError(
