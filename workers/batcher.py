@@ -27,16 +27,20 @@ class BatchPolicy:
     """How batches of one model are formed.
 
     `max_batch_rows` >= 1. `max_queue_delay_us` 0: never wait on purpose. `preferred_rows`: sizes to close a batch at
-    while the delay has not run out; the largest of them counts as full, none given means `max_batch_rows`.
+    while the delay has not run out; the largest of them counts as full, none given means `max_batch_rows`. `alone`:
+    every request is a batch of its own, as for a model without dynamic batching.
     """
 
     max_batch_rows: int
     max_queue_delay_us: int = 0
     preferred_rows: tuple[int, ...] = ()
+    alone: bool = False
 
     @property
     def full_rows(self) -> int:
         """The size at which waiting any longer gains nothing."""
+        if self.alone:
+            return 1
         return max(self.preferred_rows, default=self.max_batch_rows)
 
 
@@ -120,15 +124,20 @@ class Batcher(Generic[T]):
                 expired.append(entry)
         return expired
 
-    def next_due(self) -> int | None:
-        """When to look again if nothing is added before: a delay or a deadline runs out. None: nothing is queued."""
+    def next_due(self, *, instance_free: bool = True) -> int | None:
+        """When to look again if nothing is added before: a delay runs out, or a deadline. None: not before a change.
+
+        While no instance is free only deadlines matter: nothing that is due could leave.
+        """
         if not self.rows:
             return None
-        delay_us = self.policy.max_queue_delay_us
-        due_us = min(group.oldest_us() for group in self._groups.values()) + delay_us
         while self._deadlines and self._deadlines[0][2].gone:
             heapq.heappop(self._deadlines)
-        return min(due_us, self._deadlines[0][0]) if self._deadlines else due_us
+        deadline_us = self._deadlines[0][0] if self._deadlines else None
+        if not instance_free:
+            return deadline_us
+        due_us = min(group.oldest_us() for group in self._groups.values()) + self.policy.max_queue_delay_us
+        return due_us if deadline_us is None else min(due_us, deadline_us)
 
     def cut(self, now_us: int, *, instance_free: bool = True, flush: bool = False) -> list[Entry[T]] | None:
         """The next batch in order of arrival, or None if none may leave now.
@@ -166,6 +175,7 @@ class Batcher(Generic[T]):
     def _take(self, group: _Group[T], limit_rows: int) -> list[Entry[T]]:
         batch: list[Entry[T]] = []
         entries = group.entries
+        alone = self.policy.alone
         rows = 0
         while entries:
             entry = entries[0]
@@ -178,7 +188,7 @@ class Batcher(Generic[T]):
             entry.gone = True
             rows += entry.rows
             batch.append(entry)
-            if rows >= limit_rows:
+            if rows >= limit_rows or alone:
                 break
         group.rows -= rows
         self.rows -= rows

@@ -113,6 +113,7 @@ def test_a_full_batch_leaves_before_its_delay_and_a_smaller_one_waits_for_it() -
     batcher.add(entry(0))
     assert batcher.cut(999) is None
     assert batcher.next_due() == 1000
+    assert batcher.next_due(instance_free=False) is None
     batcher.add(entry(10))
     assert [item.arrived_us for item in batcher.cut(20) or []] == [0, 10]
     assert batcher.next_due() is None
@@ -158,6 +159,14 @@ def test_a_request_is_never_split() -> None:
         batcher.add(entry(2, rows=5))
 
 
+def test_without_dynamic_batching_every_request_runs_alone_and_may_be_prepared_ahead() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4, alone=True))
+    batcher.add(entry(0, rows=2))
+    batcher.add(entry(1))
+    assert [len(batcher.cut(0, instance_free=False) or []) for _ in range(2)] == [1, 1]
+    assert batcher.cut(0) is None
+
+
 def test_flush_lets_everything_leave_at_once() -> None:
     batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4, max_queue_delay_us=1_000_000))
     batcher.add(entry(0))
@@ -181,6 +190,7 @@ def test_a_deadline_wakes_the_batcher_before_a_long_delay() -> None:
     late = entry(0, deadline_us=700)
     batcher.add(late)
     assert batcher.next_due() == 700
+    assert batcher.next_due(instance_free=False) == 700
     assert batcher.take_expired(699) == []
     assert batcher.take_expired(700) == [late]
 
@@ -215,3 +225,16 @@ def test_an_unknown_broker_clock_counts_from_now_and_drift_is_followed() -> None
     assert clock.arrival_us(0, 2500) == 10
     clock.observe(0, 3500)  # and then no longer
     assert clock.arrival_us(0, 5000) == 2000
+
+
+def test_a_worker_that_wakes_to_a_backlog_knows_how_old_it_is() -> None:
+    clock = BrokerClock(seed_us=1_000)
+    clock.observe(0, 30_000_000)  # thirty seconds in the topic before anybody came
+    assert clock.arrival_us(0, 30_000_000) == 1_000
+
+
+def test_a_seed_of_another_broker_yields_to_what_the_partition_shows() -> None:
+    clock = BrokerClock(seed_us=-5_000_000)
+    for _ in range(16):
+        clock.observe(0, 2_000)
+    assert clock.arrival_us(0, 10_000) == 2_000

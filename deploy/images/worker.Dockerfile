@@ -1,0 +1,22 @@
+# The worker's image for ONNX models on CPU. Build from the repository's root:
+#   docker build -f deploy/images/worker.Dockerfile -t tidegate-worker .
+FROM python:3.11-slim AS build
+WORKDIR /source
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY schemas schemas
+COPY store store
+COPY gateway gateway
+COPY workers workers
+RUN python -m venv /opt/tidegate \
+ && /opt/tidegate/bin/pip install --no-cache-dir -c constraints.txt '.[onnx,s3]'
+
+FROM python:3.11-slim
+# With a home: models are cached below it.
+RUN useradd --system --uid 10001 --create-home tidegate
+COPY --from=build /opt/tidegate /opt/tidegate
+ENV PATH=/opt/tidegate/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001
+EXPOSE 8081
+# In exec form: SIGTERM must reach the process that drains, not a shell before it.
+ENTRYPOINT ["python", "-m", "workers"]
+CMD ["serve"]

@@ -1,0 +1,26 @@
+"""Fixtures that many tests share: one broker for the whole session, and a name of its own for each test."""
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from local.kafka import LocalKafka
+
+
+@pytest.fixture(scope="session")
+def kafka() -> "Iterator[LocalKafka]":
+    """A real broker, started once; a test that stops it must leave it running."""
+    # Imported here: the unit tests, which share this file, need no Kafka client.
+    from local.kafka import LocalKafka
+
+    with LocalKafka() as broker:
+        yield broker
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A topic prefix that no other test has, such as `t1a2b3c`."""
+    return f"t{uuid.uuid4().hex[:6]}"

@@ -1,0 +1,74 @@
+"""The worker's command line: `serve`, `score`, `announce`. Parses, sets up logging, hands over.
+
+Each command's module is imported when it is chosen, so that --help is instant.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import structlog
+from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict, get_subcommand
+
+from workers.settings import ServeSettings, WorkerSettings
+
+
+class Serve(ServeSettings):
+    """Serve the models of a pool: consume, batch, load, run, answer. SIGTERM drains, a second one hurries."""
+
+    def cli_cmd(self) -> None:
+        """Run until stopped."""
+        from workers.serve import serve
+
+        interrupted = serve(self)
+        if interrupted:  # a thread may be inside a model for minutes yet; nothing of it is waited for
+            logging.shutdown()
+            os._exit(0)
+
+
+class Announce(WorkerSettings):
+    """Create the topics of a pool's models and announce the models to the gateways, without serving them."""
+
+    def cli_cmd(self) -> None:
+        """Run once."""
+        from workers.serve import announce
+
+        announce(self)
+
+
+class Workers(BaseSettings):
+    """tidegate workers. Every flag is also an environment variable: --drain-s is TIDEGATE_DRAIN_S."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TIDEGATE_", cli_kebab_case=True, cli_implicit_flags=True, cli_prog_name="python -m workers"
+    )
+    serve: CliSubCommand[Serve]
+    announce: CliSubCommand[Announce]
+
+    def cli_cmd(self) -> None:
+        """Run the chosen command."""
+        if get_subcommand(self, is_required=False) is None:
+            CliApp.run(Workers, cli_args=["--help"])
+        CliApp.run_subcommand(self)
+
+
+def main() -> None:
+    """Entry point."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    CliApp.run(Workers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Delivery and Intake: a record handed to the engine, and where records come from and are acknowledged.
+
+Acknowledgement is per record and in any order. The consumer-group form is workers/intake.py; offline scoring reads a
+bounded range. Knows no Kafka client and no batching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.record import Origin
+from workers.acks import AckTracker
+from workers.arrival import BrokerClock
+
+
+@dataclass(slots=True, eq=False)
+class Partition:
+    """One life of one partition in this process: from being assigned until being lost."""
+
+    topic: str
+    number: int
+    tracker: AckTracker
+    clock: BrokerClock
+    lost: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One record. `appended_ms` is the broker's clock (LogAppendTime)."""
+
+    partition: Partition
+    offset: int
+    appended_ms: int
+    headers: Sequence[tuple[str, bytes]]
+    value: bytes | None
+
+    @property
+    def origin(self) -> Origin:
+        """Where the record stands in its topic."""
+        return Origin(self.partition.topic, self.partition.number, self.offset)
+
+
+class Intake(Protocol):
+    """A source of records that takes acknowledgements one by one."""
+
+    async def fetch(self) -> list[Delivery]:
+        """Wait for records and return at least one. Cancel-safe: a cancelled call has taken nothing."""
+        ...
+
+    def start(self, delivery: Delivery) -> None:
+        """Work on this record begins."""
+        ...
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """The record's outcome is durable. Ignored for a partition that was lost meanwhile."""
+        ...
+
+    def release(self, delivery: Delivery) -> None:
+        """The record was not worked on after all: hand it out again, here or by a later owner. Counts no attempt."""
+        ...
+
+    def pause(self, topic: str) -> None:
+        """Deliver nothing more of `topic` until it is resumed; the group's membership goes on."""
+        ...
+
+    def resume(self, topic: str) -> None:
+        """Deliver records of `topic` again."""
+        ...
+
+    async def commit(self) -> None:
+        """Make what was acknowledged durable."""
+        ...

@@ -1,0 +1,175 @@
+"""Engine: takes records from an Intake, routes each to its model's lane, and sees that every one has an outcome.
+
+Knows no Kafka client: records come through an Intake, outcomes leave through the Recorder. One slow or broken model
+never holds up another: each has its own lane, and a lane that is full pauses only its own topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from schemas.errors import ErrorCode, InferenceError
+from schemas.model import ModelMetadata, ModelRef
+from schemas.record import Envelope, decode_envelope, decode_value
+from schemas.topics import Topics
+from store.object_store import ObjectNotFound
+from workers.delivery import Delivery, Intake
+from workers.lane import Lane, now_us
+from workers.model_cache import ModelCache
+from workers.recorder import Recorder
+from workers.work import Work
+
+log = structlog.get_logger()
+
+_REVOKE_WAIT_S = 1.0  # how long a rebalance waits for running batches, so that their records are not run again
+
+
+class Engine:
+    """The worker's middle: fetch loop and lanes."""
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        metadata: dict[str, ModelMetadata],
+        models: ModelCache,
+        intake: Intake,
+        recorder: Recorder,
+        tasks: asyncio.TaskGroup,
+        max_queued_requests: int,
+        max_queued_bytes: int,
+    ) -> None:
+        """`tasks` is the lifetime of work. The bounds are per model; beyond them its topic is paused."""
+        self._topics = topics
+        self._metadata = metadata
+        self._models = models
+        self._tasks = tasks
+        self._max_queued_requests = max_queued_requests
+        self._max_queued_bytes = max_queued_bytes
+        self._intake = intake
+        self._recorder = recorder
+        self._lanes: dict[ModelRef, Lane] = {}
+        self._model_by_topic = {topics.infer(model): model for model in metadata}
+        self._paused: set[str] = set()
+        self._claims = 0
+        self._claims_done = asyncio.Event()
+        self._claims_done.set()
+        self._held = False
+
+    async def run(self) -> None:
+        """Fetch and route until cancelled. Cancelling it ends fetching only; what was fetched goes on."""
+        while True:
+            deliveries = await self._intake.fetch()
+            received_us = now_us()
+            touched: set[Lane] = set()
+            for delivery in deliveries:
+                delivery.partition.clock.observe(delivery.appended_ms, received_us)
+                lane = self._accept(delivery, received_us)
+                if lane is not None:
+                    touched.add(lane)
+            for lane in touched:
+                lane.pump()
+            await asyncio.sleep(0)  # lets answers out between two fetches that are both ready
+
+    async def before_revoke(self) -> None:
+        """Begin nothing new and give running batches a moment to end, before partitions are given away."""
+        self._held = True
+        for lane in self._lanes.values():
+            lane.hold()
+        try:
+            async with asyncio.timeout(_REVOKE_WAIT_S):
+                for lane in self._lanes.values():
+                    await lane.settle()
+                await self._recorder.flush()
+        except TimeoutError:
+            log.warning("rebalance goes on while batches run", action="revoke_partitions", wait_s=_REVOKE_WAIT_S)
+
+    def after_assign(self) -> None:
+        """Go on. What is queued of partitions that are lost is dropped when its turn comes."""
+        self._held = False
+        for lane in self._lanes.values():
+            lane.release_hold()
+
+    async def drain(self) -> None:
+        """Run what is queued, record every outcome. Fetching has ended before. Cancel-safe."""
+        await self._claims_done.wait()
+        await asyncio.gather(*(lane.drain() for lane in self._lanes.values()))
+        await self._recorder.flush()
+
+    def _accept(self, delivery: Delivery, received_us: int) -> Lane | None:
+        """Decode one record and queue it; a record that cannot be is answered here and now."""
+        envelope = Envelope(str(delivery.origin))
+        try:
+            envelope, header_length = decode_envelope(delivery.headers, delivery.origin)
+            if envelope.claim:
+                self._claims += 1
+                self._claims_done.clear()
+                self._tasks.create_task(self._accept_claimed(delivery, envelope, header_length), name="fetch claim")
+                return None
+            return self._queue(delivery, envelope, delivery.value, header_length, received_us)
+        except InferenceError as error:
+            self._recorder.fail(delivery, envelope, error, stage="decode")
+            return None
+
+    async def _accept_claimed(self, delivery: Delivery, envelope: Envelope, header_length: int | None) -> None:
+        try:
+            value = await self._recorder.fetch_claim(envelope.claim)
+            self._queue(delivery, envelope, value, header_length, now_us()).pump()
+        except ObjectNotFound as cause:
+            error = InferenceError(
+                ErrorCode.UNDECODABLE_RECORD,
+                f"the value of the record at {delivery.origin} is not in the object store",
+                field="tidegate-claim",
+                value=envelope.claim,
+            )
+            error.__cause__ = cause
+            self._recorder.fail(delivery, envelope, error, stage="decode")
+        except InferenceError as error:
+            self._recorder.fail(delivery, envelope, error, stage="decode")
+        finally:
+            self._claims -= 1
+            if not self._claims:
+                self._claims_done.set()
+
+    def _queue(
+        self, delivery: Delivery, envelope: Envelope, value: bytes | None, header_length: int | None, received_us: int
+    ) -> Lane:
+        request = decode_value(value, header_length, delivery.origin)
+        metadata = self._metadata[self._model_by_topic[delivery.partition.topic]]
+        version = metadata.resolve(envelope.model_version)
+        rows = metadata.check(request)
+        lane = self._lane(ModelRef(metadata.name, version))
+        lane.offer(Work(delivery, envelope, request), rows, received_us)
+        return lane
+
+    def _lane(self, ref: ModelRef) -> Lane:
+        lane = self._lanes.get(ref)
+        if lane is None:
+            lane = self._lanes[ref] = Lane(
+                ref,
+                models=self._models,
+                recorder=self._recorder,
+                intake=self._intake,
+                tasks=self._tasks,
+                on_change=lambda: self._bound(ref.name),
+            )
+            if self._held:
+                lane.hold()
+        return lane
+
+    def _bound(self, model: str) -> None:
+        """Pause the model's topic while too much of it waits here, and resume it at half."""
+        lanes = [lane for lane in self._lanes.values() if lane.ref.name == model]
+        fill = max(
+            sum(lane.queued_requests for lane in lanes) / self._max_queued_requests,
+            sum(lane.queued_bytes for lane in lanes) / self._max_queued_bytes,
+        )
+        topic = self._topics.infer(model)
+        if fill >= 1 and topic not in self._paused:
+            self._paused.add(topic)
+            self._intake.pause(topic)
+        elif fill <= 0.5 and topic in self._paused:
+            self._paused.discard(topic)
+            self._intake.resume(topic)

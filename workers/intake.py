@@ -1,0 +1,252 @@
+"""GroupIntake: request topics read as a member of a consumer group. One of three files that know a Kafka client.
+
+Offsets are committed here and nowhere else: on a short timer, before partitions are given away, and at the end. What
+is done out of order travels in the commit's metadata. The group protocol is the eager one, so every rebalance revokes
+everything; partitions that come back keep their tracker and their position, and their queued work goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import structlog
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndMetadata
+
+from schemas.errors import ErrorCode, InferenceError
+from schemas.progress import Progress, decode_progress
+from workers.acks import AckTracker
+from workers.arrival import BrokerClock
+from workers.delivery import Delivery, Partition
+
+log = structlog.get_logger()
+
+_FETCH_WAIT_MS = 500
+_FETCH_RECORDS = 1000
+_RETRY_S = 0.5
+
+
+class RebalanceListener(Protocol):
+    """Who must know when partitions go and come."""
+
+    async def before_revoke(self) -> None:
+        """Begin nothing new; wait for running work, within a bound of one's own."""
+        ...
+
+    def after_assign(self) -> None:
+        """Go on."""
+        ...
+
+
+class GroupIntake(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka publishes no types
+    """The consumer-group form of an Intake (see workers/delivery.py)."""
+
+    def __init__(
+        self,
+        *,
+        bootstrap: str,
+        group: str,
+        topics: Iterable[str],
+        commit_interval_s: float = 0.2,
+        clock_seed_us: int | None = None,
+    ) -> None:
+        """`clock_seed_us`: see workers/arrival.py."""
+        self._bootstrap = bootstrap
+        self._group = group
+        self._topics = list(topics)
+        self._commit_interval_s = commit_interval_s
+        self._clock_seed_us = clock_seed_us
+        self._listener: RebalanceListener | None = None
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._committed: dict[TopicPartition, Progress] = {}
+        self._released: list[Delivery] = []
+        self._paused: set[str] = set()
+        self._consumer: AIOKafkaConsumer | None = None
+        self._admin: AIOKafkaAdminClient | None = None
+        self.assigned = asyncio.Event()
+
+    async def open(self, listener: RebalanceListener) -> None:
+        """Join the group. Raises InferenceError(UNAVAILABLE) if no broker answers."""
+        self._listener = listener
+        try:
+            await self._open()
+        except KafkaError as cause:
+            await self.close()
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"cannot join group {self._group!r}: {cause}") from cause
+
+    async def _open(self) -> None:
+        self._admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
+        await self._admin.start()
+        self._consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap,
+            group_id=self._group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            partition_assignment_strategy=[StickyPartitionAssignor],
+            session_timeout_ms=10_000,
+            heartbeat_interval_ms=500,  # how long a rebalance waits for members to notice it
+            rebalance_timeout_ms=30_000,
+            max_poll_interval_ms=600_000,
+            fetch_max_wait_ms=_FETCH_WAIT_MS,
+            metadata_max_age_ms=10_000,
+        )
+        self._consumer.subscribe(self._topics, listener=self)
+        await self._consumer.start()
+
+    async def close(self) -> None:
+        """Leave the group. Commits nothing: `commit` comes before."""
+        if self._consumer is not None:
+            await self._consumer.stop()
+        if self._admin is not None:
+            await self._admin.close()
+
+    async def fetch(self) -> list[Delivery]:
+        """Wait for records and return at least one. Cancel-safe."""
+        while True:
+            if self._released:
+                released, self._released = self._released, []
+                return [delivery for delivery in released if not delivery.partition.lost]
+            try:
+                fetched = await self._open_consumer().getmany(timeout_ms=_FETCH_WAIT_MS, max_records=_FETCH_RECORDS)
+            except KafkaError as error:
+                log.warning("fetch failed, trying again", action="fetch_records", error=repr(error))
+                await asyncio.sleep(_RETRY_S)
+                continue
+            deliveries = self._deliveries(fetched)
+            if deliveries:
+                return deliveries
+            await self._pass_gaps()
+
+    def _deliveries(self, fetched: dict[TopicPartition, list[Any]]) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        for key, records in fetched.items():
+            partition = self._partitions.get(key)
+            if partition is None:  # revoked while the fetch was under way; its next owner reads it
+                continue
+            deliver = partition.tracker.deliver
+            deliveries += [
+                Delivery(partition, record.offset, record.timestamp, record.headers, record.value)
+                for record in records
+                if deliver(record.offset)
+            ]
+        return deliveries
+
+    async def _pass_gaps(self) -> None:
+        """Let idle partitions commit past transaction markers, else their backlog would never reach zero.
+
+        Only here: this is the one place where no record can be between the client's position and the tracker.
+        """
+        consumer = self._open_consumer()
+        for key, partition in list(self._partitions.items()):
+            if key in consumer.assignment():
+                partition.tracker.pass_gap(await consumer.position(key))
+
+    def start(self, delivery: Delivery) -> None:
+        """Work on this record begins."""
+        delivery.partition.tracker.start(delivery.offset)
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """The record's outcome is durable."""
+        if not delivery.partition.lost:
+            delivery.partition.tracker.acknowledge(delivery.offset)
+
+    def release(self, delivery: Delivery) -> None:
+        """Hand the record out again."""
+        if not delivery.partition.lost:
+            self._released.append(delivery)
+
+    def pause(self, topic: str) -> None:
+        """Deliver nothing more of `topic`; polling and membership go on."""
+        self._paused.add(topic)
+        self._open_consumer().pause(*(key for key in self._partitions if key.topic == topic))
+
+    def resume(self, topic: str) -> None:
+        """Deliver records of `topic` again."""
+        self._paused.discard(topic)
+        self._open_consumer().resume(*(key for key in self._partitions if key.topic == topic))
+
+    async def commit(self) -> None:
+        """Commit what was acknowledged of the partitions we hold.
+
+        A commit that the group refuses is logged and dropped: those partitions belong to somebody else by then.
+        """
+        consumer = self._open_consumer()
+        held = consumer.assignment()
+        todo: dict[TopicPartition, Progress] = {}
+        for key, partition in self._partitions.items():
+            progress = partition.tracker.progress()
+            if key in held and progress != self._committed.get(key):
+                todo[key] = progress
+        if not todo:
+            return
+        offsets = {key: OffsetAndMetadata(progress.committed, progress.encode()) for key, progress in todo.items()}
+        try:
+            await consumer.commit(offsets)
+        except KafkaError as error:
+            log.warning("commit refused", action="commit_offsets", error=repr(error))
+        else:
+            self._committed.update(todo)
+
+    async def run_commits(self) -> None:
+        """Commit on a timer until cancelled."""
+        while True:
+            await asyncio.sleep(self._commit_interval_s)
+            await self.commit()
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        """Called by the client before a rebalance: running work ends, what is done is committed."""
+        self.assigned.clear()
+        if revoked:
+            if self._listener is not None:
+                await self._listener.before_revoke()
+            await self.commit()
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        """Called by the client after a rebalance, before it fetches."""
+        for key in [key for key in self._partitions if key not in assigned]:
+            self._partitions.pop(key).lost = True
+            self._committed.pop(key, None)
+        new = sorted(key for key in assigned if key not in self._partitions)
+        if new:
+            for key, progress in (await self._inherit(new)).items():
+                clock = BrokerClock(seed_us=self._clock_seed_us)
+                self._partitions[key] = Partition(key.topic, key.partition, AckTracker(progress), clock)
+        consumer = self._open_consumer()
+        for key in assigned:
+            consumer.seek(key, self._partitions[key].tracker.position)
+            if key.topic in self._paused:
+                consumer.pause(key)
+        log.info("partitions assigned", action="assign_partitions", partitions=len(assigned), new=len(new))
+        self.assigned.set()
+        if self._listener is not None:
+            self._listener.after_assign()
+
+    async def _inherit(self, keys: list[TopicPartition]) -> dict[TopicPartition, Progress]:
+        """The progress that former owners committed; a partition without a commit begins at its first record."""
+        consumer = self._open_consumer()
+        assert self._admin is not None
+        commits, first, end = await asyncio.gather(
+            self._admin.list_consumer_group_offsets(self._group, partitions=keys),
+            consumer.beginning_offsets(keys),
+            consumer.end_offsets(keys),
+        )
+        inherited: dict[TopicPartition, Progress] = {}
+        for key in keys:
+            commit = commits.get(key)
+            if commit is None or not first[key] <= commit.offset <= end[key]:
+                # None, or of an earlier life of the topic, or overtaken by retention.
+                inherited[key] = Progress(first[key], first[key])
+            else:
+                inherited[key] = decode_progress(commit.offset, commit.metadata)
+                self._committed[key] = inherited[key]
+        return inherited
+
+    def _open_consumer(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise RuntimeError("open() comes before this")
+        return self._consumer

@@ -1,0 +1,78 @@
+"""Pool: the models that one consumer group serves, made known: topics created, offsets set, models announced.
+
+What a worker does before it serves, and all that `announce` does. Knows no Kafka client by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from schemas.control import ModelAnnouncement, announcement_key, encode_announcement
+from schemas.errors import InferenceError
+from schemas.topics import Topics
+from store import open_store
+from workers.publisher import Publisher
+from workers.repository import ModelRepository, RepositoryModel
+from workers.settings import WorkerSettings
+from workers.topics import RequestTopic, TopicAdmin
+
+log = structlog.get_logger()
+
+
+class Pool:
+    """The models of a pool and their request topics. Filled by `read` and `provision`, in that order."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self.name = settings.pool
+        self.topics = Topics(settings.prefix)
+        self.repository = ModelRepository(open_store(settings.repository), cache=settings.cache)
+        self.models: dict[str, RepositoryModel] = {}
+        self.request_topics: dict[str, RequestTopic] = {}
+
+    async def read(self) -> None:
+        """Read the models' configurations. A model that cannot be served is logged and left out.
+
+        Raises InferenceError(UNAVAILABLE) when the repository cannot be read.
+        """
+        names = self._settings.models or await asyncio.to_thread(self.repository.list_models)
+        for name in names:
+            try:
+                self.models[name] = await asyncio.to_thread(self.repository.read, name)
+            except InferenceError as error:
+                log.error(
+                    "model left out",
+                    action="read_model",
+                    model=name,
+                    error=error.message,
+                    field=error.field,
+                    remedy=error.remedy,
+                )
+        if not self.models:
+            log.warning("no model to serve", action="read_model", repository=self._settings.repository)
+
+    async def provision(self) -> None:
+        """Create missing topics and initial offsets. Raises InferenceError(UNAVAILABLE)."""
+        admin = TopicAdmin(
+            bootstrap=self._settings.kafka_bootstrap,
+            topics=self.topics,
+            partitions=self._settings.partitions,
+            replication_factor=self._settings.replication_factor,
+        )
+        self.request_topics = await asyncio.to_thread(admin.provision, self.models, pool=self.name)
+
+    async def announce(self, publisher: Publisher) -> int | None:
+        """Tell the gateways, through the control topic, what this pool serves.
+
+        Returns when the last announcement was appended by the broker's clock, in milliseconds; None if there was none.
+        """
+        appended_ms = None
+        for name, model in self.models.items():
+            topic = self.request_topics[name]
+            announcement = ModelAnnouncement(model.metadata, self.name, topic.name, topic.epoch, topic.partitions)
+            appended_ms = await publisher.append(
+                self.topics.control, announcement_key(name), encode_announcement(announcement)
+            )
+        return appended_ms

@@ -1,0 +1,150 @@
+"""Publisher: records out, durable before anyone is told. One of three files that know a Kafka client.
+
+Each destination partition has an outbox: one batch of records is under way, the next one collects meanwhile. A failed
+batch is sent again until it is durable or the publisher closes; a repeat is the same answer under the same id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from schemas.errors import ErrorCode, InferenceError
+
+log = structlog.get_logger()
+
+Headers = list[tuple[str, bytes]]
+
+_BATCH_BYTES = 900_000  # below the broker's default of message.max.bytes
+_RETRY_S = 0.5  # the client itself has retried for its request timeout by then
+
+
+@dataclass(slots=True, eq=False)
+class Publication:
+    """One record on its way. `on_durable` is called once, when the broker has acknowledged it."""
+
+    topic: str
+    partition: int
+    value: bytes | None
+    headers: Headers
+    on_durable: Callable[[], None]
+    key: bytes | None = None
+
+
+class Publisher:
+    """The producer of a worker: idempotent, acks=all, no linger."""
+
+    def __init__(self, *, bootstrap: str, tasks: asyncio.TaskGroup) -> None:
+        """`tasks`: where outboxes run; a bug in one ends the group, since answers must not silently stay."""
+        self._bootstrap = bootstrap
+        self._tasks = tasks
+        self._producer: AIOKafkaProducer | None = None
+        self._outboxes: dict[tuple[str, int], _Outbox] = {}
+
+    async def open(self) -> None:
+        """Connect. Raises InferenceError(UNAVAILABLE) if no broker answers."""
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap,
+            enable_idempotence=True,
+            acks="all",
+            max_batch_size=_BATCH_BYTES,
+            max_request_size=4 * _BATCH_BYTES,
+            metadata_max_age_ms=10_000,
+        )
+        try:
+            await self._producer.start()
+        except KafkaError as cause:
+            await self._producer.stop()
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"no broker at {self._bootstrap}: {cause}") from cause
+
+    async def close(self) -> None:
+        """Stop. What is not durable by now is dropped: `flush` comes before."""
+        for outbox in self._outboxes.values():
+            outbox.cancel()
+        if self._producer is not None:
+            await self._producer.stop()
+
+    async def partition_count(self, topic: str) -> int:
+        """Number of partitions of a topic."""
+        return len(await self._open_producer().partitions_for(topic))
+
+    async def append(self, topic: str, key: bytes, value: bytes) -> int:
+        """Write one record now, for what is rare; returns its time by the broker's clock in milliseconds.
+
+        Raises InferenceError(UNAVAILABLE).
+        """
+        try:
+            metadata = await self._open_producer().send_and_wait(topic, value, key=key)
+        except KafkaError as cause:
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"cannot write to {topic!r}: {cause}") from cause
+        return int(metadata.timestamp)
+
+    def publish(self, publication: Publication) -> None:
+        """Queue a record; never blocks. Records of one partition keep their order."""
+        key = (publication.topic, publication.partition)
+        outbox = self._outboxes.get(key)
+        if outbox is None:
+            outbox = self._outboxes[key] = _Outbox(self._open_producer(), *key)
+        outbox.put(publication, self._tasks)
+
+    async def flush(self) -> None:
+        """Wait until everything queued so far is durable. Cancel-safe."""
+        await asyncio.gather(*(outbox.idle.wait() for outbox in self._outboxes.values()))
+
+    def _open_producer(self) -> AIOKafkaProducer:
+        if self._producer is None:
+            raise RuntimeError("open() comes before this")
+        return self._producer
+
+
+class _Outbox:
+    """The queue of one destination partition and the task that empties it while there is something in it."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str, partition: int) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._partition = partition
+        self._queue: deque[Publication] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def put(self, publication: Publication, tasks: asyncio.TaskGroup) -> None:
+        self._queue.append(publication)
+        if self.idle.is_set():
+            self.idle.clear()
+            self._task = tasks.create_task(self._run(), name=f"outbox {self._topic}/{self._partition}")
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while self._queue:
+            await self._send(self._queue)
+        self.idle.set()
+
+    async def _send(self, queue: deque[Publication]) -> None:
+        batch = self._producer.create_batch()
+        sent: list[Publication] = []
+        while queue:
+            item = queue[0]
+            if batch.append(timestamp=None, key=item.key, value=item.value, headers=item.headers) is None:
+                break
+            sent.append(queue.popleft())
+        try:
+            durable = await self._producer.send_batch(batch, self._topic, partition=self._partition)
+            await durable
+        except KafkaError as error:
+            log.warning("publish failed, trying again", action="publish_batch", topic=self._topic, error=repr(error))
+            queue.extendleft(reversed(sent))
+            await asyncio.sleep(_RETRY_S)
+            return
+        for item in sent:
+            item.on_durable()

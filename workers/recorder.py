@@ -1,0 +1,245 @@
+"""Recorder: gives every request its one recorded outcome, and only then acknowledges it.
+
+An outcome goes where its caller looks: to the gateway that waits (reply), or to the results topic, preceded by the
+object store where the caller asked for it. A stored outcome is written only if there is none: the first one stands.
+The order is fixed: outcome durable, then acknowledged. Knows no Kafka client and nothing of batching.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import structlog
+
+from schemas.errors import InferenceError
+from schemas.outcome import (
+    JobState,
+    Outcome,
+    decode_stored,
+    encode_stored,
+    error_value,
+    outcome_headers,
+    outcome_key,
+    state_of,
+)
+from schemas.record import Envelope
+from schemas.response import InferenceResponse
+from schemas.topics import Topics
+from schemas.v2 import encode_response
+from store.object_store import ObjectNotFound, ObjectStore, StoreError
+from workers.dead_letter import dead_letter_headers
+from workers.delivery import Delivery, Intake
+from workers.metrics import OUTCOMES
+from workers.publisher import Publication, Publisher
+from workers.work import Work
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+_outcomes = cache(OUTCOMES.labels)
+
+_STORE_THREADS = 16
+_RETRY_FIRST_S = 0.1
+_RETRY_LAST_S = 5.0
+
+
+class Recorder:
+    """Records outcomes; lives on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        publisher: Publisher,
+        store: ObjectStore,
+        topics: Topics,
+        pool: str,
+        epochs: dict[str, int],
+        tasks: asyncio.TaskGroup,
+        claim_above_bytes: int,
+    ) -> None:
+        """`epochs`: of each request topic, see schemas/control.py."""
+        self._intake = intake
+        self._publisher = publisher
+        self._store = store
+        self._topics = topics
+        self._source = f"/tidegate/pool/{pool}".encode()
+        self._epochs = epochs
+        self._claim_above_bytes = claim_above_bytes
+        self._threads = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="store")
+        self._tasks = tasks
+        self._slow: set[asyncio.Task[None]] = set()
+        self._partition_counts: dict[str, int] = {}
+
+    def succeed(self, work: Work, response: InferenceResponse) -> None:
+        """The request was run."""
+        value, header_length = encode_response(response)
+        outcome = Outcome(
+            work.envelope.id,
+            JobState.SUCCEEDED,
+            work.delivery.origin,
+            value,
+            header_length,
+            work.delivery.appended_ms,
+            work.started_ms,
+            time.time_ns() // 1_000_000,
+            work.envelope.traceparent,
+        )
+        self._record(work.delivery, work.envelope, outcome, None)
+
+    def fail(
+        self, delivery: Delivery, envelope: Envelope, error: InferenceError, *, stage: str, started_ms: int = 0
+    ) -> None:
+        """The request ends without a response; unless it expired or was cancelled, it becomes a dead letter too."""
+        now_ms = time.time_ns() // 1_000_000
+        outcome = Outcome(
+            envelope.id,
+            state_of(error),
+            delivery.origin,
+            error_value(error),
+            None,
+            delivery.appended_ms,
+            started_ms,
+            now_ms,
+            envelope.traceparent,
+        )
+        dead = None
+        if outcome.state is JobState.FAILED:
+            dead = dead_letter_headers(delivery, error, stage=stage, attempt=envelope.attempt, now_ms=now_ms)
+            log.warning(
+                "request failed",
+                action="fail_request",
+                origin=str(delivery.origin),
+                stage=stage,
+                code=error.code.wire,
+                error=error.message,
+            )
+        self._record(delivery, envelope, outcome, dead)
+
+    async def flush(self) -> None:
+        """Wait until every outcome so far is durable and acknowledged. Cancel-safe."""
+        while self._slow:
+            await asyncio.wait(self._slow)
+        await self._publisher.flush()
+
+    def close(self) -> None:
+        """Give up what is not durable yet; its records stay unacknowledged."""
+        for task in self._slow:
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def fetch_claim(self, key: str) -> bytes:
+        """The value of a record that was too large for one. Waits while the object store is unavailable.
+
+        Raises ObjectNotFound.
+        """
+        return await self._with_store(lambda: self._store.get(key))
+
+    def _record(
+        self, delivery: Delivery, envelope: Envelope, outcome: Outcome, dead: list[tuple[str, bytes]] | None
+    ) -> None:
+        _outcomes(delivery.partition.topic, outcome.state.value).inc()
+        reply_to = envelope.reply_to
+        if reply_to is not None and dead is None and len(outcome.value) <= self._claim_above_bytes:
+            headers = outcome_headers(outcome, self._source)
+            intake = self._intake
+            self._publisher.publish(
+                Publication(
+                    reply_to.topic,
+                    reply_to.partition,
+                    bytes(outcome.value),
+                    headers,
+                    lambda: intake.acknowledge(delivery),
+                )
+            )
+            return
+        task = self._tasks.create_task(self._record_slowly(delivery, envelope, outcome, dead), name="record outcome")
+        self._slow.add(task)
+        task.add_done_callback(self._slow.discard)
+
+    async def _record_slowly(
+        self, delivery: Delivery, envelope: Envelope, outcome: Outcome, dead: list[tuple[str, bytes]] | None
+    ) -> None:
+        """The ways that need more than one write."""
+        if envelope.stored:
+            outcome = await self._store_outcome(outcome)
+        if len(outcome.value) > self._claim_above_bytes:
+            outcome = await self._claim(outcome)
+        headers = outcome_headers(outcome, self._source)
+        topic, number = delivery.partition.topic, delivery.partition.number
+        model = self._topics.model_of(topic)
+        writes = []
+        if envelope.reply_to is not None:
+            writes.append(self._written(envelope.reply_to.topic, envelope.reply_to.partition, outcome.value, headers))
+        else:
+            writes.append(self._written(self._topics.results(model), number, outcome.value, headers))
+        if dead is not None:
+            value = delivery.value
+            if value is not None and len(value) > self._claim_above_bytes:
+                key = f"claims/dead/{delivery.origin}"
+                await self._with_store(lambda: self._store.put(key, value or b""))
+                dead = [*dead, ("tidegate-dead-claim", key.encode())]
+                value = None
+            writes.append(self._written(self._topics.dead(model), number, value, dead))
+        await asyncio.gather(*writes)
+        self._intake.acknowledge(delivery)
+
+    async def _store_outcome(self, outcome: Outcome) -> Outcome:
+        """Put the outcome where its job id finds it, and return the one that stands there now."""
+        key = outcome_key(outcome.origin, self._epochs[outcome.origin.topic])
+        data = encode_stored(outcome)
+        if await self._with_store(lambda: self._store.put(key, data, if_absent=True)):
+            return outcome
+        return decode_stored(await self._with_store(lambda: self._store.get(key)))
+
+    async def _claim(self, outcome: Outcome) -> Outcome:
+        key = f"claims/answers/{outcome.origin}"
+        await self._with_store(lambda: self._store.put(key, outcome.value))
+        return Outcome(
+            outcome.id,
+            outcome.state,
+            outcome.origin,
+            b"",
+            outcome.header_length,
+            outcome.created_ms,
+            outcome.started_ms,
+            outcome.finished_ms,
+            outcome.traceparent,
+            key,
+        )
+
+    async def _written(self, topic: str, partition: int, value: Any, headers: list[tuple[str, bytes]]) -> None:
+        """Publish one record and wait until it is durable. `partition` is taken modulo the topic's."""
+        if topic not in self._partition_counts:
+            self._partition_counts[topic] = await self._publisher.partition_count(topic)
+        durable = asyncio.get_running_loop().create_future()
+        self._publisher.publish(
+            Publication(
+                topic,
+                partition % self._partition_counts[topic],
+                None if value is None else bytes(value),
+                headers,
+                lambda: None if durable.done() else durable.set_result(None),
+            )
+        )
+        await durable
+
+    async def _with_store(self, call: Callable[[], T]) -> T:
+        """Run a call of the object store in a thread, again and again until the store answers."""
+        loop = asyncio.get_running_loop()
+        retry_s = _RETRY_FIRST_S
+        while True:
+            try:
+                future: Awaitable[T] = loop.run_in_executor(self._threads, call)
+                return await future
+            except ObjectNotFound:
+                raise
+            except StoreError as error:  # refused access too: once it is granted, nothing has been lost
+                log.warning("object store unavailable, trying again", action="reach_store", error=repr(error))
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _RETRY_LAST_S)

@@ -1,0 +1,64 @@
+"""The commands `serve` and `announce`: an event loop, signals, and a Worker or a Pool in it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import Any
+
+import structlog
+import uvloop
+
+from workers.pool import Pool
+from workers.publisher import Publisher
+from workers.settings import ServeSettings, WorkerSettings
+from workers.worker import Worker
+
+log = structlog.get_logger()
+
+# Python hands the interpreter over between threads every 5 ms by default, as long as a small model runs; a model's
+# thread that comes back from its device must not wait so long for the loop, nor the loop for it.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def serve(settings: ServeSettings) -> bool:
+    """Serve until SIGTERM or SIGINT. True: the drain was interrupted and threads may still run."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: ServeSettings) -> bool:
+    worker = Worker(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    main = asyncio.current_task()
+    assert main is not None
+
+    def crash(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        log.error("bug", action="run_callback", message=context["message"], error=repr(context.get("exception")))
+        main.cancel()  # a callback that failed has left a lane half done: better a new process
+
+    loop.set_exception_handler(crash)
+    await worker.run()
+    return worker.interrupted
+
+
+def announce(settings: WorkerSettings) -> None:
+    """Create topics and announce the models, then return."""
+    asyncio.run(_announce(settings))
+
+
+async def _announce(settings: WorkerSettings) -> None:
+    pool = Pool(settings)
+    await pool.read()
+    await pool.provision()
+    async with asyncio.TaskGroup() as tasks:
+        publisher = Publisher(bootstrap=settings.kafka_bootstrap, tasks=tasks)
+        await publisher.open()
+        try:
+            await pool.announce(publisher)
+        finally:
+            await publisher.close()
+    log.info("models announced", action="announce_models", pool=pool.name, models=sorted(pool.models))

@@ -1,0 +1,134 @@
+"""TopicAdmin: creates what a pool needs in Kafka, once. One of three files that know a Kafka client.
+
+Uses kafka-python, since it can set offsets for a group without members and tells topic ids; both are unknown to the
+client of the hot path. Synchronous: callers use a thread.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+from kafka import TopicPartition
+from kafka.admin import KafkaAdminClient, OffsetSpec
+from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError
+from kafka.structs import OffsetAndMetadata
+
+from schemas.errors import ErrorCode, InferenceError
+from schemas.topics import Topics
+
+log = structlog.get_logger()
+
+_DAY_MS = 24 * 3600 * 1000
+
+
+class RequestTopic(msgspec.Struct, frozen=True):
+    """A model's request topic as it exists. `epoch` changes when the topic is deleted and created again."""
+
+    name: str
+    epoch: int
+    partitions: int
+
+
+class TopicAdmin:
+    """Creates topics and initial offsets for one pool."""
+
+    def __init__(self, *, bootstrap: str, topics: Topics, partitions: int, replication_factor: int) -> None:
+        """`partitions`: of each topic created here; it bounds how many workers a pool can use."""
+        self._bootstrap = bootstrap
+        self._topics = topics
+        self._partitions = partitions
+        self._replication_factor = replication_factor
+
+    def provision(self, models: Iterable[str], *, pool: str) -> dict[str, RequestTopic]:
+        """Create what is missing for these models and return their request topics by model name.
+
+        Every partition without a committed offset of the pool gets one at its first record, so that no autoscaler
+        ever meets "no committed offset". Raises InferenceError(UNAVAILABLE) when Kafka does not answer or refuses.
+        """
+        try:
+            return self._provision(list(models), pool)
+        except KafkaError as cause:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE, f"cannot set up topics at {self._bootstrap}: {cause!r}"
+            ) from cause
+
+    def _provision(self, models: list[str], pool: str) -> dict[str, RequestTopic]:
+        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
+        try:
+            self._create_missing(admin, models)
+            described = {
+                topic["name"]: topic for topic in admin.describe_topics([self._topics.infer(model) for model in models])
+            }
+            found = {}
+            for model in models:
+                topic = described[self._topics.infer(model)]
+                found[model] = RequestTopic(
+                    topic["name"], zlib.crc32(str(topic["topic_id"]).encode()), len(topic["partitions"])
+                )
+            self._commit_initial(admin, found.values(), self._topics.group(pool))
+        finally:
+            admin.close()
+        return found
+
+    def _create_missing(self, admin: KafkaAdminClient, models: list[str]) -> None:
+        wanted: dict[str, dict[str, object]] = {self._topics.control: self._control_topic()}
+        for model in models:
+            wanted[self._topics.infer(model)] = self._topic({"message.timestamp.type": "LogAppendTime"})
+            wanted[self._topics.results(model)] = self._topic({"message.timestamp.type": "LogAppendTime"})
+            # A dead letter is its record plus headers: it needs a little more room than the record had.
+            wanted[self._topics.dead(model)] = self._topic(
+                {"retention.ms": str(30 * _DAY_MS), "max.message.bytes": "2097152"}
+            )
+        existing = set(admin.list_topics())
+        missing = {name: spec for name, spec in wanted.items() if name not in existing}
+        if not missing:
+            return
+        try:
+            admin.create_topics(missing)
+        except TopicAlreadyExistsError:  # another worker of the pool was faster with one of them: one by one, then
+            for name, spec in missing.items():
+                self._create_one(admin, name, spec)
+        admin.wait_for_topics(list(missing))
+        log.info("topics created", action="create_topics", topics=sorted(missing))
+
+    def _create_one(self, admin: KafkaAdminClient, name: str, spec: dict[str, object]) -> None:
+        try:
+            admin.create_topics({name: spec})
+        except TopicAlreadyExistsError:
+            return
+
+    def _topic(self, configs: dict[str, str]) -> dict[str, object]:
+        return {
+            "num_partitions": self._partitions,
+            "replication_factor": self._replication_factor,
+            "configs": configs,
+        }
+
+    def _control_topic(self) -> dict[str, object]:
+        return {
+            "num_partitions": 1,
+            "replication_factor": self._replication_factor,
+            "configs": {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"},
+        }
+
+    def _commit_initial(self, admin: KafkaAdminClient, found: Iterable[RequestTopic], group: str) -> None:
+        keys = [TopicPartition(topic.name, number) for topic in found for number in range(topic.partitions)]
+        if not keys:
+            return
+        committed = admin.list_group_offsets({group: keys})[group]
+        missing = [key for key in keys if key not in committed or committed[key].offset < 0]
+        if not missing:
+            return
+        first = admin.list_partition_offsets(dict.fromkeys(missing, OffsetSpec.EARLIEST))
+        offsets = {key: OffsetAndMetadata(first[key].offset, "", -1) for key in missing}
+        try:
+            outcome = admin.alter_group_offsets(group, offsets)
+        except KafkaError as error:
+            log.warning("initial offsets are left to the members", action="commit_initial", error=repr(error))
+            return
+        refused = {key: error for key, error in outcome.items() if error is not NoError}
+        if refused:  # the group has members; each commits for what it is assigned
+            log.info("initial offsets are left to the members", action="commit_initial", partitions=len(refused))

@@ -1,0 +1,236 @@
+"""Worker: one process of a pool. The file to read first: how it starts, serves and drains.
+
+STARTING -> SERVING -> DRAINING -> STOPPED. Two lifetimes: fetching ends when `stop` is called, work ends when it is
+drained or the drain's deadline is spent. Interrupted is not failed: what is not finished stays unacknowledged, is run
+by the next owner, and counts no attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import structlog
+
+from schemas.errors import ErrorCode, InferenceError
+from store import open_store
+from workers.engine import Engine
+from workers.health import HealthServer
+from workers.intake import GroupIntake
+from workers.lane import now_us
+from workers.metrics import WORKER_STATE
+from workers.model_cache import ModelCache
+from workers.pool import Pool
+from workers.publisher import Publisher
+from workers.recorder import Recorder
+from workers.settings import ServeSettings
+
+log = structlog.get_logger()
+
+_RETRY_S = 1.0
+_CLOSE_S = 5.0  # clients have been seen to hang in stop(): nothing waits longer for one
+_LIVE_S = 30.0  # when the loop has not turned for so long, something blocks it for good
+
+
+class State(enum.Enum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class _Stopped(Exception):  # noqa: N818  # not an error: ends the task group in good order
+    pass
+
+
+class Worker:
+    """One worker process. `await run()` returns when it has stopped."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._state = State.STARTING
+        self._lock = threading.Lock()
+        self._stops = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._ticked_s = time.monotonic()
+        self._intake: GroupIntake | None = None
+        self.health_port = 0
+        self.interrupted = False  # the drain's deadline was spent, or a second stop came: threads may still run
+
+    @property
+    def state(self) -> State:
+        """The present state."""
+        return self._state
+
+    def stop(self) -> None:
+        """Drain and stop; a second call hurries: running work is given up, what is done is committed.
+
+        Idempotent beyond that, allowed before `run`, and from any thread or signal handler.
+        """
+        with self._lock:
+            self._stops += 1
+            loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._notice_stop)
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises ExceptionGroup of what ended it otherwise."""
+        settings = self._settings
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+        self._notice_stop()
+        health = HealthServer(
+            host=settings.health_host, port=settings.health_port, is_live=self._is_live, is_ready=self._is_ready
+        )
+        async with AsyncExitStack() as last:
+            self.health_port = health.open()
+            last.callback(health.close)
+            last.callback(self._enter, State.STOPPED)
+            ticks = asyncio.create_task(self._tick(), name="tick")
+            last.callback(ticks.cancel)
+            log.info("worker starting", action="start_worker", pool=settings.pool, health_port=self.health_port)
+            try:
+                async with asyncio.TaskGroup() as work, AsyncExitStack() as resources:
+                    await self._serve(work, resources)
+            except* _Stopped:
+                log.info("worker stopped", action="stop_worker")
+
+    async def _serve(self, work: asyncio.TaskGroup, resources: AsyncExitStack) -> None:
+        """Open in order, serve, drain; `resources` closes in the reverse order, leaving the group first."""
+        settings = self._settings
+        pool = Pool(settings)
+        await self._until_done(pool.read)
+        await self._until_done(pool.provision)
+        publisher = Publisher(bootstrap=settings.kafka_bootstrap, tasks=work)
+        resources.push_async_callback(_close, "publisher", publisher.close)
+        await self._until_done(publisher.open)
+        appended_ms = await pool.announce(publisher)
+        models = ModelCache(pool.repository, {name: model.config for name, model in pool.models.items()})
+        resources.push_async_callback(_close, "models", models.close)
+        intake = self._intake = GroupIntake(
+            bootstrap=settings.kafka_bootstrap,
+            group=pool.topics.group(pool.name),
+            topics=[topic.name for topic in pool.request_topics.values()],
+            commit_interval_s=settings.commit_interval_ms / 1000,
+            clock_seed_us=None if appended_ms is None else now_us() - 1000 * appended_ms,
+        )
+        resources.push_async_callback(_close, "group", intake.close)
+        recorder = self._recorder(pool, intake, publisher, work)
+        resources.callback(recorder.close)
+        engine = Engine(
+            topics=pool.topics,
+            metadata={name: model.metadata for name, model in pool.models.items()},
+            models=models,
+            intake=intake,
+            recorder=recorder,
+            tasks=work,
+            max_queued_requests=settings.max_queued_requests,
+            max_queued_bytes=settings.max_queued_bytes,
+        )
+        if pool.models:
+            await self._until_done(lambda: intake.open(engine))
+            fetching = work.create_task(engine.run(), name="fetch")
+            committing = work.create_task(intake.run_commits(), name="commit")
+        self._enter(State.SERVING)
+        await self._stopping.wait()
+        if pool.models:
+            await self._drain(engine, intake, fetching, committing)
+        raise _Stopped
+
+    def _recorder(self, pool: Pool, intake: GroupIntake, publisher: Publisher, work: asyncio.TaskGroup) -> Recorder:
+        return Recorder(
+            intake=intake,
+            publisher=publisher,
+            store=open_store(self._settings.store),
+            topics=pool.topics,
+            pool=pool.name,
+            epochs={topic.name: topic.epoch for topic in pool.request_topics.values()},
+            tasks=work,
+            claim_above_bytes=self._settings.claim_above_bytes,
+        )
+
+    async def _drain(
+        self, engine: Engine, intake: GroupIntake, fetching: asyncio.Task[None], committing: asyncio.Task[None]
+    ) -> None:
+        """Under one deadline: each step is logged, none is skipped by the failure of the one before.
+
+        1. readiness answers 503
+        2. stop fetching
+        3. cut what is queued now, await running batches, flush their answers
+        4. commit
+        5. leave the group (closing the resources does it), then unload models, then close the producer
+        6. health and metrics last
+        """
+        self._enter(State.DRAINING)
+        fetching.cancel()
+        log.info("drain: fetching stopped", action="drain_worker")
+        draining = asyncio.create_task(engine.drain(), name="drain")
+        hurry = asyncio.create_task(self._hurry.wait(), name="hurry")
+        await asyncio.wait({draining, hurry}, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if draining.done():
+            draining.result()
+            log.info("drain: work finished, answers flushed", action="drain_worker")
+        else:
+            draining.cancel()
+            self.interrupted = True
+            log.warning("drain: interrupted, the rest is left to the next owner", action="drain_worker")
+        committing.cancel()
+        await intake.commit()
+        log.info("drain: committed", action="drain_worker")
+
+    async def _until_done(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Repeat a step of the start until Kafka and the repository let it succeed; _Stopped when told to stop."""
+        while True:
+            if self._stopping.is_set():
+                raise _Stopped
+            try:
+                return await step()
+            except InferenceError as error:
+                if error.code is not ErrorCode.UNAVAILABLE:
+                    raise
+                log.warning("waiting to start", action="start_worker", error=error.message)
+            try:
+                async with asyncio.timeout(_RETRY_S):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+    def _notice_stop(self) -> None:
+        if self._stops:
+            self._stopping.set()
+        if self._stops > 1:
+            self._hurry.set()
+
+    def _enter(self, state: State) -> None:
+        self._state = state
+        WORKER_STATE.state(state.value)
+
+    def _is_live(self) -> bool:
+        return time.monotonic() - self._ticked_s < _LIVE_S
+
+    def _is_ready(self) -> bool:
+        joined = self._intake is None or self._intake.assigned.is_set()
+        return self._state is State.SERVING and joined
+
+    async def _tick(self) -> None:
+        while True:
+            self._ticked_s = time.monotonic()
+            await asyncio.sleep(1.0)
+
+
+async def _close(what: str, close: Callable[[], Awaitable[None]]) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await close()
+    except TimeoutError:
+        log.warning("gave up waiting", action="close_resource", resource=what, waited_s=_CLOSE_S)
