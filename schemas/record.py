@@ -20,6 +20,7 @@ from schemas.v2 import HEADER_LENGTH, decode_request, encode_request
 
 Headers = Sequence[tuple[str, bytes]]
 
+DEADLINE_HEADER = "tidegate-deadline-ms"
 REQUEST_TYPE = b"tidegate.inference.request.v1"
 SPEC_VERSION = ("ce_specversion", b"1.0")
 JSON_CONTENT = ("content-type", b"application/json")
@@ -115,7 +116,7 @@ def request_headers(envelope: Envelope, header_length: int, *, now_ms: int) -> l
     if envelope.reply_to is not None:
         headers.append(("tidegate-reply-to", str(envelope.reply_to).encode()))
     if envelope.deadline is not None:
-        headers.append(("tidegate-deadline-ms", b"%d" % envelope.deadline.at_ms))
+        headers.append((DEADLINE_HEADER, b"%d" % envelope.deadline.at_ms))
     if envelope.model_version:
         headers.append(("tidegate-model-version", envelope.model_version.encode()))
     if envelope.priority:
@@ -145,7 +146,7 @@ def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | N
         header_length = int(got[name]) if name in got else None
         name = "tidegate-reply-to"
         reply_to = ReplyTo.parse(got[name].decode()) if name in got else None
-        name = "tidegate-deadline-ms"
+        name = DEADLINE_HEADER
         deadline = Deadline(int(got[name])) if name in got else None
         name = "tidegate-priority"
         priority = int(got[name]) if name in got else 0

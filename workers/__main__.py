@@ -12,7 +12,7 @@ import sys
 import structlog
 from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict, get_subcommand
 
-from workers.settings import ServeSettings, WorkerSettings
+from workers.settings import ScoreSettings, ServeSettings, WorkerSettings
 
 
 class Serve(ServeSettings):
@@ -38,6 +38,16 @@ class Announce(WorkerSettings):
         announce(self)
 
 
+class Score(ScoreSettings):
+    """Run a whole topic through a model, up to the topic's end now, exactly once; again after a kill, it goes on."""
+
+    def cli_cmd(self) -> None:
+        """Run to the end of the range."""
+        from workers.score import score
+
+        sys.exit(score(self))
+
+
 class Workers(BaseSettings):
     """tidegate workers. Every flag is also an environment variable: --drain-s is TIDEGATE_DRAIN_S."""
 
@@ -45,6 +55,7 @@ class Workers(BaseSettings):
         env_prefix="TIDEGATE_", cli_kebab_case=True, cli_implicit_flags=True, cli_prog_name="python -m workers"
     )
     serve: CliSubCommand[Serve]
+    score: CliSubCommand[Score]
     announce: CliSubCommand[Announce]
 
     def cli_cmd(self) -> None:

@@ -42,11 +42,18 @@ class Delivery:
         return Origin(self.partition.topic, self.partition.number, self.offset)
 
 
+class Exhausted(Exception):  # noqa: N818  # the good end of a bounded range, no error
+    """There is nothing more to fetch, and never will be."""
+
+
 class Intake(Protocol):
     """A source of records that takes acknowledgements one by one."""
 
     async def fetch(self) -> list[Delivery]:
-        """Wait for records and return at least one. Cancel-safe: a cancelled call has taken nothing."""
+        """Wait for records and return at least one. Cancel-safe: a cancelled call has taken nothing.
+
+        Raises Exhausted at the end of a bounded range.
+        """
         ...
 
     def start(self, delivery: Delivery) -> None:
@@ -69,6 +76,14 @@ class Intake(Protocol):
         """Deliver records of `topic` again."""
         ...
 
-    async def commit(self) -> None:
-        """Make what was acknowledged durable."""
+
+class RebalanceListener(Protocol):
+    """Who must know when partitions go and come."""
+
+    async def before_revoke(self) -> None:
+        """Begin nothing new; wait for running work, within a bound of one's own."""
+        ...
+
+    def after_assign(self) -> None:
+        """Go on."""
         ...

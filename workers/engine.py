@@ -7,19 +7,18 @@ never holds up another: each has its own lane, and a lane that is full pauses on
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import structlog
 
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, ModelRef
 from schemas.record import Envelope, decode_envelope, decode_value
-from schemas.topics import Topics
 from store.object_store import ObjectNotFound
-from workers.delivery import Delivery, Intake
+from workers.delivery import Delivery, Exhausted, Intake
 from workers.lane import Lane, now_us
 from workers.model_cache import ModelCache
-from workers.recorder import Recorder
-from workers.work import Work
+from workers.work import Recorder, Work
 
 log = structlog.get_logger()
 
@@ -32,8 +31,7 @@ class Engine:
     def __init__(
         self,
         *,
-        topics: Topics,
-        metadata: dict[str, ModelMetadata],
+        metadata_by_topic: Mapping[str, ModelMetadata],
         models: ModelCache,
         intake: Intake,
         recorder: Recorder,
@@ -42,8 +40,7 @@ class Engine:
         max_queued_bytes: int,
     ) -> None:
         """`tasks` is the lifetime of work. The bounds are per model; beyond them its topic is paused."""
-        self._topics = topics
-        self._metadata = metadata
+        self._metadata_by_topic = metadata_by_topic
         self._models = models
         self._tasks = tasks
         self._max_queued_requests = max_queued_requests
@@ -51,7 +48,6 @@ class Engine:
         self._intake = intake
         self._recorder = recorder
         self._lanes: dict[ModelRef, Lane] = {}
-        self._model_by_topic = {topics.infer(model): model for model in metadata}
         self._paused: set[str] = set()
         self._claims = 0
         self._claims_done = asyncio.Event()
@@ -59,9 +55,12 @@ class Engine:
         self._held = False
 
     async def run(self) -> None:
-        """Fetch and route until cancelled. Cancelling it ends fetching only; what was fetched goes on."""
+        """Fetch and route until cancelled or the intake is exhausted; what was fetched goes on either way."""
         while True:
-            deliveries = await self._intake.fetch()
+            try:
+                deliveries = await self._intake.fetch()
+            except Exhausted:
+                return
             received_us = now_us()
             touched: set[Lane] = set()
             for delivery in deliveries:
@@ -97,6 +96,11 @@ class Engine:
         await self._claims_done.wait()
         await asyncio.gather(*(lane.drain() for lane in self._lanes.values()))
         await self._recorder.flush()
+
+    def close(self) -> None:
+        """Begin nothing any more; what runs comes to no account. Its records stay unacknowledged."""
+        for lane in self._lanes.values():
+            lane.close()
 
     def _accept(self, delivery: Delivery, received_us: int) -> Lane | None:
         """Decode one record and queue it; a record that cannot be is answered here and now."""
@@ -137,7 +141,7 @@ class Engine:
         self, delivery: Delivery, envelope: Envelope, value: bytes | None, header_length: int | None, received_us: int
     ) -> Lane:
         request = decode_value(value, header_length, delivery.origin)
-        metadata = self._metadata[self._model_by_topic[delivery.partition.topic]]
+        metadata = self._metadata_by_topic[delivery.partition.topic]
         version = metadata.resolve(envelope.model_version)
         rows = metadata.check(request)
         lane = self._lane(ModelRef(metadata.name, version))
@@ -166,10 +170,15 @@ class Engine:
             sum(lane.queued_requests for lane in lanes) / self._max_queued_requests,
             sum(lane.queued_bytes for lane in lanes) / self._max_queued_bytes,
         )
-        topic = self._topics.infer(model)
-        if fill >= 1 and topic not in self._paused:
-            self._paused.add(topic)
-            self._intake.pause(topic)
-        elif fill <= 0.5 and topic in self._paused:
-            self._paused.discard(topic)
-            self._intake.resume(topic)
+        if fill >= 1:
+            self._pause(model, True)
+        elif fill <= 0.5:
+            self._pause(model, False)
+
+    def _pause(self, model: str, paused: bool) -> None:
+        if (model in self._paused) == paused:
+            return
+        self._paused ^= {model}
+        for topic, metadata in self._metadata_by_topic.items():
+            if metadata.name == model:
+                (self._intake.pause if paused else self._intake.resume)(topic)

@@ -1,15 +1,16 @@
-"""GroupIntake: request topics read as a member of a consumer group. One of three files that know a Kafka client.
+"""GroupIntake and RangeIntake: request topics read as a member of a group, or one topic up to its end.
 
-Offsets are committed here and nowhere else: on a short timer, before partitions are given away, and at the end. What
-is done out of order travels in the commit's metadata. The group protocol is the eager one, so every rebalance revokes
-everything; partitions that come back keep their tracker and their position, and their queued work goes on.
+One of three files that know a Kafka client. A group's offsets are committed here and nowhere else: on a short timer,
+before partitions are given away, and at the end. What is done out of order travels in the commit's metadata. The group
+protocol is the eager one, so every rebalance revokes everything; partitions that come back keep their tracker and
+their position, and their queued work goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -18,11 +19,12 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from schemas.errors import ErrorCode, InferenceError
+from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.progress import Progress, decode_progress
+from schemas.record import DEADLINE_HEADER
 from workers.acks import AckTracker
 from workers.arrival import BrokerClock
-from workers.delivery import Delivery, Partition
+from workers.delivery import Delivery, Exhausted, Partition, RebalanceListener
 
 log = structlog.get_logger()
 
@@ -31,19 +33,49 @@ _FETCH_RECORDS = 1000
 _RETRY_S = 0.5
 
 
-class RebalanceListener(Protocol):
-    """Who must know when partitions go and come."""
+class _ConsumerIntake:
+    """What both intakes do with a consumer once it is there."""
 
-    async def before_revoke(self) -> None:
-        """Begin nothing new; wait for running work, within a bound of one's own."""
-        ...
+    def __init__(self) -> None:
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._released: list[Delivery] = []
+        self._paused: set[str] = set()
+        self._consumer: AIOKafkaConsumer | None = None
 
-    def after_assign(self) -> None:
-        """Go on."""
-        ...
+    def start(self, delivery: Delivery) -> None:
+        """Work on this record begins."""
+        delivery.partition.tracker.start(delivery.offset)
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """The record's outcome is durable, or part of the transaction that is about to be committed."""
+        if not delivery.partition.lost:
+            delivery.partition.tracker.acknowledge(delivery.offset)
+
+    def release(self, delivery: Delivery) -> None:
+        """Hand the record out again."""
+        self._released.append(delivery)
+
+    def pause(self, topic: str) -> None:
+        """Deliver nothing more of `topic`; polling and membership go on."""
+        self._paused.add(topic)
+        self._open_consumer().pause(*(key for key in self._partitions if key.topic == topic))
+
+    def resume(self, topic: str) -> None:
+        """Deliver records of `topic` again."""
+        self._paused.discard(topic)
+        self._open_consumer().resume(*(key for key in self._partitions if key.topic == topic))
+
+    def _take_released(self) -> list[Delivery]:
+        released, self._released = self._released, []
+        return [delivery for delivery in released if not delivery.partition.lost]
+
+    def _open_consumer(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise RuntimeError("open() comes before this")
+        return self._consumer
 
 
-class GroupIntake(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka publishes no types
+class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka publishes no types
     """The consumer-group form of an Intake (see workers/delivery.py)."""
 
     def __init__(
@@ -56,17 +88,14 @@ class GroupIntake(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         clock_seed_us: int | None = None,
     ) -> None:
         """`clock_seed_us`: see workers/arrival.py."""
+        super().__init__()
         self._bootstrap = bootstrap
         self._group = group
         self._topics = list(topics)
         self._commit_interval_s = commit_interval_s
         self._clock_seed_us = clock_seed_us
         self._listener: RebalanceListener | None = None
-        self._partitions: dict[TopicPartition, Partition] = {}
         self._committed: dict[TopicPartition, Progress] = {}
-        self._released: list[Delivery] = []
-        self._paused: set[str] = set()
-        self._consumer: AIOKafkaConsumer | None = None
         self._admin: AIOKafkaAdminClient | None = None
         self.assigned = asyncio.Event()
 
@@ -108,9 +137,8 @@ class GroupIntake(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def fetch(self) -> list[Delivery]:
         """Wait for records and return at least one. Cancel-safe."""
         while True:
-            if self._released:
-                released, self._released = self._released, []
-                return [delivery for delivery in released if not delivery.partition.lost]
+            if released := self._take_released():
+                return released
             try:
                 fetched = await self._open_consumer().getmany(timeout_ms=_FETCH_WAIT_MS, max_records=_FETCH_RECORDS)
             except KafkaError as error:
@@ -146,30 +174,6 @@ class GroupIntake(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             if key in consumer.assignment():
                 partition.tracker.pass_gap(await consumer.position(key))
 
-    def start(self, delivery: Delivery) -> None:
-        """Work on this record begins."""
-        delivery.partition.tracker.start(delivery.offset)
-
-    def acknowledge(self, delivery: Delivery) -> None:
-        """The record's outcome is durable."""
-        if not delivery.partition.lost:
-            delivery.partition.tracker.acknowledge(delivery.offset)
-
-    def release(self, delivery: Delivery) -> None:
-        """Hand the record out again."""
-        if not delivery.partition.lost:
-            self._released.append(delivery)
-
-    def pause(self, topic: str) -> None:
-        """Deliver nothing more of `topic`; polling and membership go on."""
-        self._paused.add(topic)
-        self._open_consumer().pause(*(key for key in self._partitions if key.topic == topic))
-
-    def resume(self, topic: str) -> None:
-        """Deliver records of `topic` again."""
-        self._paused.discard(topic)
-        self._open_consumer().resume(*(key for key in self._partitions if key.topic == topic))
-
     async def commit(self) -> None:
         """Commit what was acknowledged of the partitions we hold.
 
@@ -202,8 +206,8 @@ class GroupIntake(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """Called by the client before a rebalance: running work ends, what is done is committed."""
         self.assigned.clear()
         if revoked:
-            if self._listener is not None:
-                await self._listener.before_revoke()
+            assert self._listener is not None
+            await self._listener.before_revoke()
             await self.commit()
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
@@ -223,30 +227,130 @@ class GroupIntake(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 consumer.pause(key)
         log.info("partitions assigned", action="assign_partitions", partitions=len(assigned), new=len(new))
         self.assigned.set()
-        if self._listener is not None:
-            self._listener.after_assign()
+        assert self._listener is not None
+        self._listener.after_assign()
 
     async def _inherit(self, keys: list[TopicPartition]) -> dict[TopicPartition, Progress]:
         """The progress that former owners committed; a partition without a commit begins at its first record."""
         consumer = self._open_consumer()
         assert self._admin is not None
-        commits, first, end = await asyncio.gather(
-            self._admin.list_consumer_group_offsets(self._group, partitions=keys),
-            consumer.beginning_offsets(keys),
-            consumer.end_offsets(keys),
-        )
-        inherited: dict[TopicPartition, Progress] = {}
-        for key in keys:
-            commit = commits.get(key)
-            if commit is None or not first[key] <= commit.offset <= end[key]:
-                # None, or of an earlier life of the topic, or overtaken by retention.
-                inherited[key] = Progress(first[key], first[key])
-            else:
-                inherited[key] = decode_progress(commit.offset, commit.metadata)
-                self._committed[key] = inherited[key]
+        inherited, known = await _inherit(self._admin, consumer, self._group, keys)
+        self._committed.update({key: inherited[key] for key in known})
         return inherited
 
-    def _open_consumer(self) -> AIOKafkaConsumer:
-        if self._consumer is None:
-            raise RuntimeError("open() comes before this")
-        return self._consumer
+
+class RangeIntake(_ConsumerIntake):
+    """One topic from the group's committed progress up to its end at `open`; commits nothing itself.
+
+    Deadlines are left out: they were for whoever waited at the time.
+    """
+
+    def __init__(self, *, bootstrap: str, group: str, topic: str) -> None:
+        super().__init__()
+        self._bootstrap = bootstrap
+        self._group = group
+        self._topic = topic
+        self._ends: dict[TopicPartition, int] = {}
+
+    async def open(self) -> int:
+        """Find the range; returns how many offsets it still spans. Raises InferenceError."""
+        try:
+            return await self._open()
+        except KafkaError as cause:
+            await self.close()
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"cannot read topic {self._topic!r}: {cause!r}") from cause
+
+    async def _open(self) -> int:
+        consumer = self._consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            fetch_max_wait_ms=_FETCH_WAIT_MS,
+            max_partition_fetch_bytes=4 * 1024 * 1024,
+        )
+        await consumer.start()
+        admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
+        await admin.start()
+        try:
+            [described] = await admin.describe_topics([self._topic])
+            if not described["partitions"]:
+                raise invalid(
+                    f"topic {self._topic!r} does not exist",
+                    field="from",
+                    value=self._topic,
+                    remedy="name a topic of this cluster",
+                )
+            keys = [TopicPartition(self._topic, item["partition"]) for item in described["partitions"]]
+            inherited, _ = await _inherit(admin, consumer, self._group, keys)
+        finally:
+            await admin.close()
+        consumer.assign(keys)
+        self._ends = await consumer.end_offsets(keys)
+        for key in keys:
+            self._partitions[key] = Partition(key.topic, key.partition, AckTracker(inherited[key]), BrokerClock())
+            consumer.seek(key, inherited[key].committed)
+        return sum(self._ends[key] - inherited[key].committed for key in keys)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._consumer is not None:
+            await self._consumer.stop()
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The topic's partitions, with what was acknowledged of them."""
+        return list(self._partitions.values())
+
+    async def fetch(self) -> list[Delivery]:
+        """Wait for records and return at least one. Raises Exhausted at the end of the range. Cancel-safe."""
+        consumer = self._open_consumer()
+        while True:
+            if released := self._take_released():
+                return released
+            todo = [key for key in self._partitions if await consumer.position(key) < self._ends[key]]
+            if not todo:
+                raise Exhausted
+            deliveries: list[Delivery] = []
+            fetched = await consumer.getmany(*todo, timeout_ms=_FETCH_WAIT_MS, max_records=_FETCH_RECORDS)
+            for key, records in fetched.items():
+                partition, end = self._partitions[key], self._ends[key]
+                deliveries += [
+                    Delivery(partition, record.offset, record.timestamp, _timeless(record.headers), record.value)
+                    for record in records
+                    if record.offset < end and partition.tracker.deliver(record.offset)
+                ]
+            if deliveries:
+                return deliveries
+
+    async def pass_gaps(self) -> None:
+        """At the end: let the committed offsets stand behind transaction markers, at the end of the range."""
+        for key, partition in self._partitions.items():
+            position = await self._open_consumer().position(key)
+            partition.tracker.pass_gap(min(position, self._ends[key]))
+
+
+def _timeless(headers: Sequence[tuple[str, bytes]]) -> Sequence[tuple[str, bytes]]:
+    return [header for header in headers if header[0] != DEADLINE_HEADER]
+
+
+async def _inherit(
+    admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, group: str, keys: list[TopicPartition]
+) -> tuple[dict[TopicPartition, Progress], set[TopicPartition]]:
+    """The progress of each partition, and for which of them it was committed and is still of use."""
+    commits, first, end = await asyncio.gather(
+        admin.list_consumer_group_offsets(group, partitions=keys),
+        consumer.beginning_offsets(keys),
+        consumer.end_offsets(keys),
+    )
+    inherited: dict[TopicPartition, Progress] = {}
+    known: set[TopicPartition] = set()
+    for key in keys:
+        commit = commits.get(key)
+        if commit is None or not first[key] <= commit.offset <= end[key]:
+            # None, or of an earlier life of the topic, or overtaken by retention.
+            inherited[key] = Progress(first[key], first[key])
+        else:
+            inherited[key] = decode_progress(commit.offset, commit.metadata)
+            known.add(key)
+    return inherited, known

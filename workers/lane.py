@@ -20,8 +20,7 @@ from workers.instance import MAX_IN_FLIGHT, Batch, Finished, Instance, Part
 from workers.metrics import BATCH_ROWS, EXTRA_RUNS, INFER_SECONDS, QUEUE_SECONDS, QUEUED_ROWS
 from workers.model_cache import ModelCache
 from workers.model_config import ModelConfig
-from workers.recorder import Recorder
-from workers.work import Work
+from workers.work import Recorder, Work
 
 _ASSEMBLE_INLINE_BYTES = 256 * 1024  # about 20 us of copying; beyond it a thread does it
 
@@ -60,6 +59,7 @@ class Lane:
         self.queued_bytes = 0
         self._held = False
         self._flushing = False
+        self._closed = False
         self._settled = asyncio.Event()  # set whenever a batch has ended
         labels = (ref.name, ref.version)
         self._batch_rows = BATCH_ROWS.labels(*labels)
@@ -99,6 +99,8 @@ class Lane:
 
     def pump(self) -> None:
         """Answer what has expired and send every batch that may leave now."""
+        if self._closed:
+            return
         at_us = now_us()
         expired = self._batcher.take_expired(at_us)
         self._forget_bytes(expired)
@@ -142,6 +144,14 @@ class Lane:
             self._settled.clear()
             await self._settled.wait()
 
+    def close(self) -> None:
+        """Begin nothing any more and answer nothing: the instances are about to go."""
+        self._closed = True
+        if self._load is not None:
+            self._load.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _send_one(self, at_us: int) -> bool:
         instance = min(self._instances, key=_in_flight)
         if instance.in_flight >= MAX_IN_FLIGHT:
@@ -178,6 +188,8 @@ class Lane:
 
     def _finish(self, instance: Instance, finished: Finished) -> None:
         instance.in_flight -= 1
+        if self._closed:
+            return
         self.pump()  # first the next batch, then the answers of this one
         for part in finished.parts:
             self._answer(finished, part)

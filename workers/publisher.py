@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
+from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import ErrorCode, InferenceError
+from schemas.progress import Progress
 
 log = structlog.get_logger()
 
@@ -132,12 +135,7 @@ class _Outbox:
 
     async def _send(self, queue: deque[Publication]) -> None:
         batch = self._producer.create_batch()
-        sent: list[Publication] = []
-        while queue:
-            item = queue[0]
-            if batch.append(timestamp=None, key=item.key, value=item.value, headers=item.headers) is None:
-                break
-            sent.append(queue.popleft())
+        sent = _fill(batch, queue)
         try:
             durable = await self._producer.send_batch(batch, self._topic, partition=self._partition)
             await durable
@@ -148,3 +146,78 @@ class _Outbox:
             return
         for item in sent:
             item.on_durable()
+
+
+def _fill(batch: BatchBuilder, queue: deque[Publication]) -> list[Publication]:
+    """Move publications from the front of the queue into the batch until it is full; the first one always fits."""
+    moved: list[Publication] = []
+    while queue:
+        item = queue[0]
+        if batch.append(timestamp=None, key=item.key, value=item.value, headers=item.headers) is None:
+            break
+        moved.append(queue.popleft())
+    return moved
+
+
+class TransactionalPublisher:
+    """Records out together with the offsets of what they were made from: all of them, or none.
+
+    A second publisher with the same `transactional_id` fences the first one off.
+    """
+
+    def __init__(self, *, bootstrap: str, transactional_id: str) -> None:
+        self._bootstrap = bootstrap
+        self._transactional_id = transactional_id
+        self._producer: AIOKafkaProducer | None = None
+
+    async def open(self) -> None:
+        """Connect and end what a former publisher of this id left open. Raises InferenceError(UNAVAILABLE)."""
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap,
+            transactional_id=self._transactional_id,
+            acks="all",
+            max_batch_size=_BATCH_BYTES,
+            max_request_size=4 * _BATCH_BYTES,
+        )
+        try:
+            await self._producer.start()
+        except KafkaError as cause:
+            await self._producer.stop()
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"no broker at {self._bootstrap}: {cause}") from cause
+
+    async def close(self) -> None:
+        """Stop. A transaction that is open is aborted by the broker."""
+        if self._producer is not None:
+            await self._producer.stop()
+
+    async def commit(
+        self, publications: Iterable[Publication], offsets: Mapping[tuple[str, int], Progress], *, group: str
+    ) -> None:
+        """One transaction: the records, and the group's progress on their sources.
+
+        Raises InferenceError(UNAVAILABLE); then nothing of it is visible to who reads committed records, unless the
+        commit itself went unanswered.
+        """
+        assert self._producer is not None
+        queues: dict[tuple[str, int], deque[Publication]] = {}
+        for publication in publications:
+            queues.setdefault((publication.topic, publication.partition), deque()).append(publication)
+        commits = {
+            TopicPartition(*key): OffsetAndMetadata(progress.committed, progress.encode())
+            for key, progress in offsets.items()
+        }
+        try:
+            async with self._producer.transaction():
+                await asyncio.gather(*(self._send_all(*key, queue) for key, queue in queues.items()))
+                await self._producer.send_offsets_to_transaction(commits, group)
+        except KafkaError as cause:
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"a checkpoint failed: {cause!r}") from cause
+
+    async def _send_all(self, topic: str, partition: int, queue: deque[Publication]) -> None:
+        assert self._producer is not None
+        sent = []
+        while queue:
+            batch = self._producer.create_batch()
+            _fill(batch, queue)
+            sent.append(await self._producer.send_batch(batch, topic, partition=partition))
+        await asyncio.gather(*sent)

@@ -1,4 +1,4 @@
-"""Recorder: gives every request its one recorded outcome, and only then acknowledges it.
+"""OutcomeRecorder: gives every request its one recorded outcome, and only then acknowledges it.
 
 An outcome goes where its caller looks: to the gateway that waits (reply), or to the results topic, preceded by the
 object store where the caller asked for it. A stored outcome is written only if there is none: the first one stands.
@@ -48,7 +48,7 @@ _RETRY_FIRST_S = 0.1
 _RETRY_LAST_S = 5.0
 
 
-class Recorder:
+class OutcomeRecorder:
     """Records outcomes; lives on the event loop."""
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import gettempdir
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AliasChoices, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -56,3 +56,23 @@ class ServeSettings(WorkerSettings):
     claim_above_bytes: PositiveInt = Field(
         512 * 1024, description="answers larger than this go to the object store, the record only refers to them"
     )
+
+
+class ScoreSettings(WorkerSettings):
+    """Settings of `score`. Run again after an interruption, it goes on where the last checkpoint stands."""
+
+    model: str = Field(..., description="the model to score with")
+    version: str = Field("", description="its version; empty: the highest")
+    from_topic: str = Field(
+        ..., validation_alias=AliasChoices("from", "from_topic"), description="topic of requests, read up to its end"
+    )
+    to_topic: str = Field(
+        ...,
+        validation_alias=AliasChoices("to", "to_topic"),
+        description="topic for one answer per request, in the order of the source; created if missing",
+    )
+    group: str = Field(
+        "", description="consumer group that keeps the progress; empty: one for this model and pair of topics"
+    )
+    checkpoint_s: PositiveFloat = Field(1.0, description="seconds between transactions of results and source offsets")
+    progress: bool = Field(True, description="show a progress bar (only on a terminal)")

@@ -55,6 +55,21 @@ class TopicAdmin:
                 ErrorCode.UNAVAILABLE, f"cannot set up topics at {self._bootstrap}: {cause!r}"
             ) from cause
 
+    def ensure(self, topic: str, *, partitions: int) -> int:
+        """Create one topic if it is missing; returns how many partitions it has. Raises InferenceError(UNAVAILABLE)."""
+        spec: dict[str, object] = {"num_partitions": partitions, "replication_factor": self._replication_factor}
+        try:
+            admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
+            try:
+                if topic not in admin.list_topics():
+                    self._create_one(admin, topic, spec)
+                    admin.wait_for_topics([topic])
+                return len(admin.describe_topics([topic])[0]["partitions"])
+            finally:
+                admin.close()
+        except KafkaError as cause:
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"cannot create topic {topic!r}: {cause!r}") from cause
+
     def _provision(self, models: list[str], pool: str) -> dict[str, RequestTopic]:
         admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
         try:

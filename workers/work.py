@@ -1,11 +1,17 @@
-"""Work: one request inside the worker, from being decoded until its outcome is recorded."""
+"""Work: one request inside the worker, from being decoded until its outcome is recorded; and Recorder, who records.
+
+Knows no Kafka client. Serving records by workers/recorder.py, offline scoring by workers/score.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from schemas.errors import InferenceError
 from schemas.record import Envelope, Origin
 from schemas.request import InferenceRequest
+from schemas.response import InferenceResponse
 from workers.delivery import Delivery
 
 
@@ -28,3 +34,25 @@ class Work:
         """Names of the outputs that the caller asked for; None: all."""
         outputs = self.request.outputs
         return frozenset(output.name for output in outputs) if outputs else None
+
+
+class Recorder(Protocol):
+    """Gives every request its one outcome, and acknowledges it once that is durable."""
+
+    def succeed(self, work: Work, response: InferenceResponse) -> None:
+        """The request was run."""
+        ...
+
+    def fail(
+        self, delivery: Delivery, envelope: Envelope, error: InferenceError, *, stage: str, started_ms: int = 0
+    ) -> None:
+        """The request ends without a response. `stage` is decode, queue, load or infer."""
+        ...
+
+    async def fetch_claim(self, key: str) -> bytes:
+        """The value of a record that was too large for one. Raises ObjectNotFound."""
+        ...
+
+    async def flush(self) -> None:
+        """Wait until every outcome so far is durable. Cancel-safe."""
+        ...

@@ -27,7 +27,7 @@ from workers.metrics import WORKER_STATE
 from workers.model_cache import ModelCache
 from workers.pool import Pool
 from workers.publisher import Publisher
-from workers.recorder import Recorder
+from workers.recorder import OutcomeRecorder
 from workers.settings import ServeSettings
 
 log = structlog.get_logger()
@@ -127,8 +127,7 @@ class Worker:
         recorder = self._recorder(pool, intake, publisher, work)
         resources.callback(recorder.close)
         engine = Engine(
-            topics=pool.topics,
-            metadata={name: model.metadata for name, model in pool.models.items()},
+            metadata_by_topic={pool.request_topics[name].name: model.metadata for name, model in pool.models.items()},
             models=models,
             intake=intake,
             recorder=recorder,
@@ -136,6 +135,7 @@ class Worker:
             max_queued_requests=settings.max_queued_requests,
             max_queued_bytes=settings.max_queued_bytes,
         )
+        resources.callback(engine.close)
         if pool.models:
             await self._until_done(lambda: intake.open(engine))
             fetching = work.create_task(engine.run(), name="fetch")
@@ -146,8 +146,10 @@ class Worker:
             await self._drain(engine, intake, fetching, committing)
         raise _Stopped
 
-    def _recorder(self, pool: Pool, intake: GroupIntake, publisher: Publisher, work: asyncio.TaskGroup) -> Recorder:
-        return Recorder(
+    def _recorder(
+        self, pool: Pool, intake: GroupIntake, publisher: Publisher, work: asyncio.TaskGroup
+    ) -> OutcomeRecorder:
+        return OutcomeRecorder(
             intake=intake,
             publisher=publisher,
             store=open_store(self._settings.store),

@@ -137,8 +137,9 @@ def test_links_between_two_directories_end(directory: DirectoryStore, root: Path
 def test_named_pipe_is_no_object_and_nobody_waits_for_it(directory: DirectoryStore, root: Path) -> None:
     directory.put("k", b"x")
     os.mkfifo(root / "pipe")
-    with pytest.raises(ObjectNotFound):
-        directory.get("pipe")
+    for call in (directory.get, directory.head):
+        with pytest.raises(ObjectNotFound):
+            call("pipe")
     assert [info.key for info in directory.list("")] == ["k"]
 
 
@@ -203,14 +204,17 @@ def test_full_disk_is_worth_another_try(directory: DirectoryStore, root: Path, m
 def test_object_changed_in_place_while_downloaded_is_not_published(
     directory: DirectoryStore, root: Path, tmp_path: Path
 ) -> None:
-    directory.put("k", bytes(3_000_000))
-
     def truncate(done_bytes: int) -> None:
         os.truncate(root / "k", 1_500_000)
 
-    with pytest.raises(StoreUnavailable, match="changed while it was read"):
-        directory.download("k", tmp_path / "file", on_progress=truncate)
-    assert list(tmp_path.iterdir()) == []
+    def overwrite(done_bytes: int) -> None:
+        (root / "k").write_bytes(b"\1" * 3_000_000)
+
+    for change in (truncate, overwrite):
+        directory.put("k", bytes(3_000_000))
+        with pytest.raises(StoreUnavailable, match="changed while it was read"):
+            directory.download("k", tmp_path / "file", on_progress=change)
+        assert list(tmp_path.iterdir()) == []
 
 
 @needs_user

@@ -1,0 +1,1 @@
+"""Backends: one module each, which alone imports its library."""
