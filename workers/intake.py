@@ -9,6 +9,7 @@ their position, and their queued work goes on.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -58,12 +59,16 @@ class _ConsumerIntake:
     def pause(self, topic: str) -> None:
         """Deliver nothing more of `topic`; polling and membership go on."""
         self._paused.add(topic)
-        self._open_consumer().pause(*(key for key in self._partitions if key.topic == topic))
+        self._open_consumer().pause(*self._held(topic))
 
     def resume(self, topic: str) -> None:
         """Deliver records of `topic` again."""
         self._paused.discard(topic)
-        self._open_consumer().resume(*(key for key in self._partitions if key.topic == topic))
+        self._open_consumer().resume(*self._held(topic))
+
+    def _held(self, topic: str) -> list[TopicPartition]:
+        """The topic's partitions that are ours at this moment; within a rebalance there are none."""
+        return [key for key in self._open_consumer().assignment() if key.topic == topic and key in self._partitions]
 
     def _take_released(self) -> list[Delivery]:
         released, self._released = self._released, []
@@ -78,26 +83,18 @@ class _ConsumerIntake:
 class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka publishes no types
     """The consumer-group form of an Intake (see workers/delivery.py)."""
 
-    def __init__(
-        self,
-        *,
-        bootstrap: str,
-        group: str,
-        topics: Iterable[str],
-        commit_interval_s: float = 0.2,
-        clock_seed_us: int | None = None,
-    ) -> None:
+    def __init__(self, *, bootstrap: str, group: str, topics: Iterable[str], clock_seed_us: int | None = None) -> None:
         """`clock_seed_us`: see workers/arrival.py."""
         super().__init__()
         self._bootstrap = bootstrap
         self._group = group
         self._topics = list(topics)
-        self._commit_interval_s = commit_interval_s
         self._clock_seed_us = clock_seed_us
         self._listener: RebalanceListener | None = None
         self._committed: dict[TopicPartition, Progress] = {}
         self._admin: AIOKafkaAdminClient | None = None
         self.assigned = asyncio.Event()
+        self.unassigned_since_s = time.monotonic()
 
     async def open(self, listener: RebalanceListener) -> None:
         """Join the group. Raises InferenceError(UNAVAILABLE) if no broker answers."""
@@ -196,15 +193,10 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
         else:
             self._committed.update(todo)
 
-    async def run_commits(self) -> None:
-        """Commit on a timer until cancelled."""
-        while True:
-            await asyncio.sleep(self._commit_interval_s)
-            await self.commit()
-
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         """Called by the client before a rebalance: running work ends, what is done is committed."""
         self.assigned.clear()
+        self.unassigned_since_s = time.monotonic()
         if revoked:
             assert self._listener is not None
             await self._listener.before_revoke()
@@ -215,12 +207,15 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
         for key in [key for key in self._partitions if key not in assigned]:
             self._partitions.pop(key).lost = True
             self._committed.pop(key, None)
+        consumer = self._open_consumer()
         new = sorted(key for key in assigned if key not in self._partitions)
         if new:
-            for key, progress in (await self._inherit(new)).items():
+            assert self._admin is not None
+            inherited, known = await _inherit(self._admin, consumer, self._group, new)
+            self._committed.update({key: inherited[key] for key in known})
+            for key, progress in inherited.items():
                 clock = BrokerClock(seed_us=self._clock_seed_us)
                 self._partitions[key] = Partition(key.topic, key.partition, AckTracker(progress), clock)
-        consumer = self._open_consumer()
         for key in assigned:
             consumer.seek(key, self._partitions[key].tracker.position)
             if key.topic in self._paused:
@@ -229,14 +224,6 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
         self.assigned.set()
         assert self._listener is not None
         self._listener.after_assign()
-
-    async def _inherit(self, keys: list[TopicPartition]) -> dict[TopicPartition, Progress]:
-        """The progress that former owners committed; a partition without a commit begins at its first record."""
-        consumer = self._open_consumer()
-        assert self._admin is not None
-        inherited, known = await _inherit(self._admin, consumer, self._group, keys)
-        self._committed.update({key: inherited[key] for key in known})
-        return inherited
 
 
 class RangeIntake(_ConsumerIntake):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import OffsetAndMetadata
 
@@ -25,6 +25,7 @@ log = structlog.get_logger()
 Headers = list[tuple[str, bytes]]
 
 _BATCH_BYTES = 900_000  # below the broker's default of message.max.bytes
+_FATAL = (OutOfOrderSequenceNumber, ProducerFenced)
 _RETRY_S = 0.5  # the client itself has retried for its request timeout by then
 
 
@@ -140,6 +141,8 @@ class _Outbox:
             durable = await self._producer.send_batch(batch, self._topic, partition=self._partition)
             await durable
         except KafkaError as error:
+            if isinstance(error, _FATAL) or type(error) is KafkaError:
+                raise  # this producer is dead; a new process runs again what was not acknowledged
             log.warning("publish failed, trying again", action="publish_batch", topic=self._topic, error=repr(error))
             queue.extendleft(reversed(sent))
             await asyncio.sleep(_RETRY_S)

@@ -21,6 +21,7 @@ from schemas.topics import Topics
 
 log = structlog.get_logger()
 
+_ANSWER_TIMEOUT_MS = 5000  # nobody can end these calls; callers try again, or stop
 _DAY_MS = 24 * 3600 * 1000
 
 
@@ -59,7 +60,11 @@ class TopicAdmin:
         """Create one topic if it is missing; returns how many partitions it has. Raises InferenceError(UNAVAILABLE)."""
         spec: dict[str, object] = {"num_partitions": partitions, "replication_factor": self._replication_factor}
         try:
-            admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
+            admin = KafkaAdminClient(
+                bootstrap_servers=self._bootstrap,
+                bootstrap_timeout_ms=_ANSWER_TIMEOUT_MS,
+                request_timeout_ms=_ANSWER_TIMEOUT_MS,
+            )
             try:
                 if topic not in admin.list_topics():
                     self._create_one(admin, topic, spec)
@@ -71,7 +76,11 @@ class TopicAdmin:
             raise InferenceError(ErrorCode.UNAVAILABLE, f"cannot create topic {topic!r}: {cause!r}") from cause
 
     def _provision(self, models: list[str], pool: str) -> dict[str, RequestTopic]:
-        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
+        admin = KafkaAdminClient(
+            bootstrap_servers=self._bootstrap,
+            bootstrap_timeout_ms=_ANSWER_TIMEOUT_MS,
+            request_timeout_ms=_ANSWER_TIMEOUT_MS,
+        )
         try:
             self._create_missing(admin, models)
             described = {

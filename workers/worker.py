@@ -33,8 +33,10 @@ from workers.settings import ServeSettings
 log = structlog.get_logger()
 
 _RETRY_S = 1.0
-_CLOSE_S = 5.0  # clients have been seen to hang in stop(): nothing waits longer for one
+_CLOSE_S = 5.0  # after the drain, for committing and closing in all: clients hang in it while a broker is away
+_CLOSE_ONE_S = 1.0  # what is left for one of them at least
 _LIVE_S = 30.0  # when the loop has not turned for so long, something blocks it for good
+_JOIN_S = 300.0  # out of the group for so long: clients have been seen never to come back by themselves
 
 
 class State(enum.Enum):
@@ -63,8 +65,9 @@ class Worker:
         self._hurry = asyncio.Event()
         self._ticked_s = time.monotonic()
         self._intake: GroupIntake | None = None
+        self._close_by_s: float | None = None  # by the loop's clock, from the first thing that is closed
         self.health_port = 0
-        self.interrupted = False  # the drain's deadline was spent, or a second stop came: threads may still run
+        self.interrupted = False  # something was not waited for to its end: threads may still run
 
     @property
     def state(self) -> State:
@@ -111,19 +114,18 @@ class Worker:
         await self._until_done(pool.read)
         await self._until_done(pool.provision)
         publisher = Publisher(bootstrap=settings.kafka_bootstrap, tasks=work)
-        resources.push_async_callback(_close, "publisher", publisher.close)
+        resources.push_async_callback(self._close, "publisher", publisher.close)
         await self._until_done(publisher.open)
         appended_ms = await pool.announce(publisher)
         models = ModelCache(pool.repository, {name: model.config for name, model in pool.models.items()})
-        resources.push_async_callback(_close, "models", models.close)
+        resources.push_async_callback(self._close, "models", models.close)
         intake = self._intake = GroupIntake(
             bootstrap=settings.kafka_bootstrap,
             group=pool.topics.group(pool.name),
             topics=[topic.name for topic in pool.request_topics.values()],
-            commit_interval_s=settings.commit_interval_ms / 1000,
             clock_seed_us=None if appended_ms is None else now_us() - 1000 * appended_ms,
         )
-        resources.push_async_callback(_close, "group", intake.close)
+        resources.push_async_callback(self._close, "group", intake.close)
         recorder = self._recorder(pool, intake, publisher, work)
         resources.callback(recorder.close)
         engine = Engine(
@@ -139,7 +141,7 @@ class Worker:
         if pool.models:
             await self._until_done(lambda: intake.open(engine))
             fetching = work.create_task(engine.run(), name="fetch")
-            committing = work.create_task(intake.run_commits(), name="commit")
+            committing = work.create_task(self._commit_on_timer(intake), name="commit")
         self._enter(State.SERVING)
         await self._stopping.wait()
         if pool.models:
@@ -187,7 +189,7 @@ class Worker:
             self.interrupted = True
             log.warning("drain: interrupted, the rest is left to the next owner", action="drain_worker")
         committing.cancel()
-        await intake.commit()
+        await self._close("offsets", intake.commit)
         log.info("drain: committed", action="drain_worker")
 
     async def _until_done(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -207,6 +209,18 @@ class Worker:
             except TimeoutError:
                 continue
 
+    async def _close(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
+        """Do one of the last things, within the time that is left for all of them."""
+        now_s = asyncio.get_running_loop().time()
+        if self._close_by_s is None:
+            self._close_by_s = now_s + _CLOSE_S
+        try:
+            async with asyncio.timeout_at(max(self._close_by_s, now_s + _CLOSE_ONE_S)):
+                await close()
+        except TimeoutError:
+            self.interrupted = True
+            log.warning("gave up waiting", action="close_resource", resource=what)
+
     def _notice_stop(self) -> None:
         if self._stops:
             self._stopping.set()
@@ -218,21 +232,22 @@ class Worker:
         WORKER_STATE.state(state.value)
 
     def _is_live(self) -> bool:
-        return time.monotonic() - self._ticked_s < _LIVE_S
+        now_s = time.monotonic()
+        intake = self._intake
+        if intake is not None and not intake.assigned.is_set() and now_s - intake.unassigned_since_s > _JOIN_S:
+            return False
+        return now_s - self._ticked_s < _LIVE_S
 
     def _is_ready(self) -> bool:
         joined = self._intake is None or self._intake.assigned.is_set()
         return self._state is State.SERVING and joined
 
+    async def _commit_on_timer(self, intake: GroupIntake) -> None:
+        while True:
+            await asyncio.sleep(self._settings.commit_interval_ms / 1000)
+            await intake.commit()
+
     async def _tick(self) -> None:
         while True:
             self._ticked_s = time.monotonic()
             await asyncio.sleep(1.0)
-
-
-async def _close(what: str, close: Callable[[], Awaitable[None]]) -> None:
-    try:
-        async with asyncio.timeout(_CLOSE_S):
-            await close()
-    except TimeoutError:
-        log.warning("gave up waiting", action="close_resource", resource=what, waited_s=_CLOSE_S)
