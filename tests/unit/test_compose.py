@@ -127,7 +127,7 @@ def test_buckets_exist_before_they_are_used(compose: dict[str, Any]) -> None:
 
 def test_both_sides_share_what_they_must(compose: dict[str, Any]) -> None:
     gateway, worker = (_environment(compose, side) for side in SIDES)
-    for name in ("TIDEGATE_KAFKA_BOOTSTRAP", "TIDEGATE_PREFIX", "TIDEGATE_STORE", "TIDEGATE_JOB_KEY"):
+    for name in ("TIDEGATE_KAFKA_BOOTSTRAP", "TIDEGATE_PREFIX", "TIDEGATE_STORE"):
         assert gateway[name] == worker[name]
 
 
