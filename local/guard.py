@@ -17,7 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -34,8 +34,17 @@ class GuardedProcess:
         self.pid = pid
 
     @classmethod
-    def start(cls, command: Sequence[str], *, log: IO[bytes], scratch: Path | None = None) -> "GuardedProcess":
+    def start(
+        cls,
+        command: Sequence[str],
+        *,
+        log: IO[bytes],
+        scratch: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> "GuardedProcess":
         """Start a command with its output going to `log`; the directory `scratch` is removed if the owner just dies.
+
+        `environment` is the command's whole environment; None: this process's own.
 
         Raises:
             ChildProcessError: the command could not be executed; `log` says why.
@@ -45,6 +54,7 @@ class GuardedProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
+            env=environment,
             start_new_session=True,
         )
         assert guard.stdout is not None  # asked for above

@@ -41,6 +41,7 @@ class ErrorCode(Enum):
         return _BY_WIRE.get(wire, cls.INTERNAL)
 
 
+_MESSAGE_CHARS = 2000
 _BY_WIRE = {code.wire: code for code in ErrorCode}
 
 
@@ -58,12 +59,13 @@ class InferenceError(Exception):
     """A failure with a code of the table, and for bad input the field, its value and the remedy."""
 
     def __init__(self, code: ErrorCode, message: str, *, field: str = "", value: Any = "", remedy: str = "") -> None:
-        super().__init__(message)
+        # Each may quote the caller's input; an answer or a dead letter must hold all of them beside it.
+        self.message = _shorten(message, _MESSAGE_CHARS)
+        super().__init__(self.message)
         self.code = code
-        self.message = message
-        self.field = field
+        self.field = _shorten(field)
         self.value = _shorten(value)
-        self.remedy = remedy
+        self.remedy = _shorten(remedy, _MESSAGE_CHARS)
 
     def detail(self) -> ErrorDetail:
         """The form that travels."""

@@ -103,6 +103,14 @@ def decode_progress(committed: int, metadata: str | None) -> Progress:
     return Progress(committed, committed + ahead, runs)
 
 
+def inherited_progress(committed: int, metadata: str | None, *, first: int, end: int) -> Progress:
+    """Where a new owner of a partition with offsets [first, end) begins, from what is committed (-1: nothing).
+
+    At the first record when there is no commit, or it is of an earlier life of the topic, or overtaken by retention.
+    """
+    return decode_progress(committed, metadata) if first <= committed <= end else Progress(first, first)
+
+
 def _read_runs(body: bytes, committed: int) -> Iterator[tuple[int, int]]:
     if body[0] == _RUNS:
         at, offset, last = 1, committed, -1

@@ -26,6 +26,8 @@ SPEC_VERSION = ("ce_specversion", b"1.0")
 JSON_CONTENT = ("content-type", b"application/json")
 BINARY_CONTENT = ("content-type", b"application/octet-stream")
 _TYPE = ("ce_type", REQUEST_TYPE)
+_MAX_TEXT_CHARS = 4096  # what is given back with the answer must leave room for it in a record
+_MAX_DIGITS = 18  # of an int64; arithmetic with what a caller wrote must not overflow anywhere
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -143,16 +145,16 @@ def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | N
         name = "ce_id"
         id_ = got["ce_id"].decode() if "ce_id" in got else str(origin)
         name = HEADER_LENGTH
-        header_length = int(got[name]) if name in got else None
+        header_length = _number(got[name]) if name in got else None
         name = "tidegate-reply-to"
         reply_to = ReplyTo.parse(got[name].decode()) if name in got else None
         name = DEADLINE_HEADER
-        deadline = Deadline(int(got[name])) if name in got else None
+        deadline = Deadline(_number(got[name])) if name in got else None
         name = "tidegate-priority"
-        priority = int(got[name]) if name in got else 0
+        priority = _number(got[name]) if name in got else 0
         name = "tidegate-attempt"
-        attempt = int(got[name]) if name in got else 1
-        name = "text headers"
+        attempt = _number(got[name]) if name in got else 1
+        name = "ce_id, traceparent or another text header"
         envelope = Envelope(
             id_,
             got.get("ce_source", b"").decode(),
@@ -165,6 +167,8 @@ def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | N
             got.get("tidegate-claim", b"").decode(),
             "tidegate-stored" in got,
         )
+        if len(id_) > _MAX_TEXT_CHARS or len(envelope.traceparent) > _MAX_TEXT_CHARS:
+            raise ValueError(f"it is longer than {_MAX_TEXT_CHARS} characters")
     except (ValueError, AttributeError, TypeError) as cause:
         raise InferenceError(
             ErrorCode.UNDECODABLE_RECORD,
@@ -174,6 +178,12 @@ def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | N
             remedy="leave the header out, or write it as the documentation of records says",
         ) from cause
     return envelope, header_length
+
+
+def _number(text: bytes) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"it has more than {_MAX_DIGITS} digits")
+    return int(text)
 
 
 def decode_value(value: Buffer | None, header_length: int | None, origin: Origin) -> InferenceRequest:

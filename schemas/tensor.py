@@ -159,7 +159,7 @@ def check_layout(name: str, datatype: str, shape: tuple[int, ...]) -> None:
         )
     count = 1
     for dim in shape:
-        count *= dim
+        count *= max(dim, 1)  # beside a dimension of 0, too, none may be absurd
         if dim < 0 or count > _MAX_ELEMENTS:
             raise invalid(
                 f"tensor {name!r} has shape {list(shape)}, which no tensor can have",

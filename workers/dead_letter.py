@@ -10,6 +10,7 @@ from schemas.errors import InferenceError
 from workers.delivery import Delivery
 
 _PREFIX = "tidegate-dead-"
+_CAUSE_CHARS = 2000  # a cause may quote the record, which is here already
 
 
 def dead_letter_headers(
@@ -21,7 +22,7 @@ def dead_letter_headers(
         *kept,
         (_PREFIX + "code", error.code.wire.encode()),
         (_PREFIX + "message", error.message.encode()),
-        (_PREFIX + "cause", repr(error.__cause__).encode() if error.__cause__ is not None else b""),
+        (_PREFIX + "cause", repr(error.__cause__)[:_CAUSE_CHARS].encode() if error.__cause__ is not None else b""),
         (_PREFIX + "stage", stage.encode()),
         (_PREFIX + "attempts", b"%d" % attempt),
         (_PREFIX + "origin", str(delivery.origin).encode()),

@@ -14,7 +14,7 @@ import structlog
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, ModelRef
 from schemas.record import Envelope, decode_envelope, decode_value
-from store.object_store import ObjectNotFound
+from store.object_store import KeyRefused, ObjectNotFound
 from workers.delivery import Delivery, Exhausted, Intake
 from workers.lane import Lane, now_us
 from workers.model_cache import ModelCache
@@ -121,7 +121,7 @@ class Engine:
         try:
             value = await self._recorder.fetch_claim(envelope.claim)
             self._queue(delivery, envelope, value, header_length, now_us()).pump()
-        except ObjectNotFound as cause:
+        except (ObjectNotFound, KeyRefused) as cause:
             error = InferenceError(
                 ErrorCode.UNDECODABLE_RECORD,
                 f"the value of the record at {delivery.origin} is not in the object store",

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import GroupCoordinatorNotAvailableError as CoordinatorNotAvailableError
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import ErrorCode, InferenceError, invalid
-from schemas.progress import Progress, decode_progress
+from schemas.progress import Progress, inherited_progress
 from schemas.record import DEADLINE_HEADER
 from workers.acks import AckTracker
 from workers.arrival import BrokerClock
@@ -29,9 +30,12 @@ from workers.delivery import Delivery, Exhausted, Partition, RebalanceListener
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 _FETCH_WAIT_MS = 500
 _FETCH_RECORDS = 1000
 _RETRY_S = 0.5
+_COORDINATOR_TRIES = 20
 
 
 class _ConsumerIntake:
@@ -42,6 +46,7 @@ class _ConsumerIntake:
         self._released: list[Delivery] = []
         self._paused: set[str] = set()
         self._consumer: AIOKafkaConsumer | None = None
+        self._admin: AIOKafkaAdminClient | None = None
 
     def start(self, delivery: Delivery) -> None:
         """Work on this record begins."""
@@ -65,6 +70,20 @@ class _ConsumerIntake:
         """Deliver records of `topic` again."""
         self._paused.discard(topic)
         self._open_consumer().resume(*self._held(topic))
+
+    async def close(self) -> None:
+        """Disconnect, and leave the group. Commits nothing."""
+        if self._consumer is not None:
+            await self._consumer.stop()
+        if self._admin is not None:
+            await self._admin.close()
+
+    async def _opened(self, opening: Coroutine[Any, Any, T], failing: str) -> T:
+        try:
+            return await opening
+        except KafkaError as cause:
+            await self.close()
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"{failing}: {cause!r}") from cause
 
     def _held(self, topic: str) -> list[TopicPartition]:
         """The topic's partitions that are ours at this moment; within a rebalance there are none."""
@@ -92,18 +111,13 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
         self._clock_seed_us = clock_seed_us
         self._listener: RebalanceListener | None = None
         self._committed: dict[TopicPartition, Progress] = {}
-        self._admin: AIOKafkaAdminClient | None = None
         self.assigned = asyncio.Event()
         self.unassigned_since_s = time.monotonic()
 
     async def open(self, listener: RebalanceListener) -> None:
         """Join the group. Raises InferenceError(UNAVAILABLE) if no broker answers."""
         self._listener = listener
-        try:
-            await self._open()
-        except KafkaError as cause:
-            await self.close()
-            raise InferenceError(ErrorCode.UNAVAILABLE, f"cannot join group {self._group!r}: {cause}") from cause
+        await self._opened(self._open(), f"cannot join group {self._group!r}")
 
     async def _open(self) -> None:
         self._admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
@@ -124,13 +138,6 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
         self._consumer.subscribe(self._topics, listener=self)
         await self._consumer.start()
 
-    async def close(self) -> None:
-        """Leave the group. Commits nothing: `commit` comes before."""
-        if self._consumer is not None:
-            await self._consumer.stop()
-        if self._admin is not None:
-            await self._admin.close()
-
     async def fetch(self) -> list[Delivery]:
         """Wait for records and return at least one. Cancel-safe."""
         while True:
@@ -138,6 +145,8 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
                 return released
             try:
                 fetched = await self._open_consumer().getmany(timeout_ms=_FETCH_WAIT_MS, max_records=_FETCH_RECORDS)
+                if not fetched:
+                    await self._pass_gaps()
             except KafkaError as error:
                 log.warning("fetch failed, trying again", action="fetch_records", error=repr(error))
                 await asyncio.sleep(_RETRY_S)
@@ -145,7 +154,6 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
             deliveries = self._deliveries(fetched)
             if deliveries:
                 return deliveries
-            await self._pass_gaps()
 
     def _deliveries(self, fetched: dict[TopicPartition, list[Any]]) -> list[Delivery]:
         deliveries: list[Delivery] = []
@@ -211,8 +219,13 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
         new = sorted(key for key in assigned if key not in self._partitions)
         if new:
             assert self._admin is not None
-            inherited, known = await _inherit(self._admin, consumer, self._group, new)
-            self._committed.update({key: inherited[key] for key in known})
+            while True:  # the client swallows what a listener raises; these partitions would then be read by nobody
+                try:
+                    inherited = await _inherit(self._admin, consumer, self._group, new)
+                    break
+                except KafkaError as error:
+                    log.warning("cannot read commits, trying again", action="assign_partitions", error=repr(error))
+                    await asyncio.sleep(_RETRY_S)
             for key, progress in inherited.items():
                 clock = BrokerClock(seed_us=self._clock_seed_us)
                 self._partitions[key] = Partition(key.topic, key.partition, AckTracker(progress), clock)
@@ -241,11 +254,7 @@ class RangeIntake(_ConsumerIntake):
 
     async def open(self) -> int:
         """Find the range; returns how many offsets it still spans. Raises InferenceError."""
-        try:
-            return await self._open()
-        except KafkaError as cause:
-            await self.close()
-            raise InferenceError(ErrorCode.UNAVAILABLE, f"cannot read topic {self._topic!r}: {cause!r}") from cause
+        return await self._opened(self._open(), f"cannot read topic {self._topic!r}")
 
     async def _open(self) -> int:
         consumer = self._consumer = AIOKafkaConsumer(
@@ -257,32 +266,20 @@ class RangeIntake(_ConsumerIntake):
             max_partition_fetch_bytes=4 * 1024 * 1024,
         )
         await consumer.start()
-        admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
+        admin = self._admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
         await admin.start()
-        try:
-            [described] = await admin.describe_topics([self._topic])
-            if not described["partitions"]:
-                raise invalid(
-                    f"topic {self._topic!r} does not exist",
-                    field="from",
-                    value=self._topic,
-                    remedy="name a topic of this cluster",
-                )
-            keys = [TopicPartition(self._topic, item["partition"]) for item in described["partitions"]]
-            inherited, _ = await _inherit(admin, consumer, self._group, keys)
-        finally:
-            await admin.close()
+        [described] = await admin.describe_topics([self._topic])
+        keys = [TopicPartition(self._topic, item["partition"]) for item in described["partitions"]]
+        if not keys:
+            remedy = "name a topic of this cluster"
+            raise invalid(f"there is no topic {self._topic!r}", field="from", value=self._topic, remedy=remedy)
+        inherited = await _inherit(admin, consumer, self._group, keys)
         consumer.assign(keys)
         self._ends = await consumer.end_offsets(keys)
         for key in keys:
             self._partitions[key] = Partition(key.topic, key.partition, AckTracker(inherited[key]), BrokerClock())
             consumer.seek(key, inherited[key].committed)
         return sum(self._ends[key] - inherited[key].committed for key in keys)
-
-    async def close(self) -> None:
-        """Disconnect."""
-        if self._consumer is not None:
-            await self._consumer.stop()
 
     @property
     def partitions(self) -> list[Partition]:
@@ -303,7 +300,13 @@ class RangeIntake(_ConsumerIntake):
             for key, records in fetched.items():
                 partition, end = self._partitions[key], self._ends[key]
                 deliveries += [
-                    Delivery(partition, record.offset, record.timestamp, _timeless(record.headers), record.value)
+                    Delivery(
+                        partition,
+                        record.offset,
+                        record.timestamp,
+                        [header for header in record.headers if header[0] != DEADLINE_HEADER],
+                        record.value,
+                    )
                     for record in records
                     if record.offset < end and partition.tracker.deliver(record.offset)
                 ]
@@ -317,27 +320,32 @@ class RangeIntake(_ConsumerIntake):
             partition.tracker.pass_gap(min(position, self._ends[key]))
 
 
-def _timeless(headers: Sequence[tuple[str, bytes]]) -> Sequence[tuple[str, bytes]]:
-    return [header for header in headers if header[0] != DEADLINE_HEADER]
+async def _commits(
+    admin: AIOKafkaAdminClient, group: str, keys: list[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What the group has committed, -1 where nothing; patient with a coordinator that is still being made."""
+    for _ in range(_COORDINATOR_TRIES):
+        try:
+            commits: dict[TopicPartition, OffsetAndMetadata] = await admin.list_consumer_group_offsets(
+                group, partitions=keys
+            )
+            # While a coordinator loads, the client hides its error and tells less than it was asked.
+            if len(commits) == len(keys):
+                return commits
+        except CoordinatorNotAvailableError:
+            pass
+        await asyncio.sleep(_RETRY_S)
+    raise CoordinatorNotAvailableError(f"the commits of group {group} cannot be read")
 
 
 async def _inherit(
     admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, group: str, keys: list[TopicPartition]
-) -> tuple[dict[TopicPartition, Progress], set[TopicPartition]]:
-    """The progress of each partition, and for which of them it was committed and is still of use."""
+) -> dict[TopicPartition, Progress]:
+    """Where a new owner of each partition begins."""
     commits, first, end = await asyncio.gather(
-        admin.list_consumer_group_offsets(group, partitions=keys),
-        consumer.beginning_offsets(keys),
-        consumer.end_offsets(keys),
+        _commits(admin, group, keys), consumer.beginning_offsets(keys), consumer.end_offsets(keys)
     )
-    inherited: dict[TopicPartition, Progress] = {}
-    known: set[TopicPartition] = set()
-    for key in keys:
-        commit = commits.get(key)
-        if commit is None or not first[key] <= commit.offset <= end[key]:
-            # None, or of an earlier life of the topic, or overtaken by retention.
-            inherited[key] = Progress(first[key], first[key])
-        else:
-            inherited[key] = decode_progress(commit.offset, commit.metadata)
-            known.add(key)
-    return inherited, known
+    return {
+        key: inherited_progress(commits[key].offset, commits[key].metadata, first=first[key], end=end[key])
+        for key in keys
+    }

@@ -10,9 +10,9 @@ import asyncio
 import structlog
 
 from schemas.control import ModelAnnouncement, announcement_key, encode_announcement
-from schemas.errors import InferenceError
+from schemas.errors import ErrorCode, InferenceError
 from schemas.topics import Topics
-from store import open_store
+from store import StoreUnavailable, open_store
 from workers.publisher import Publisher
 from workers.repository import ModelRepository, RepositoryModel
 from workers.settings import WorkerSettings
@@ -42,6 +42,8 @@ class Pool:
             try:
                 self.models[name] = await asyncio.to_thread(self.repository.read, name)
             except InferenceError as error:
+                if isinstance(error.__cause__, StoreUnavailable):  # says nothing of the model
+                    raise InferenceError(ErrorCode.UNAVAILABLE, error.message) from error
                 log.error(
                     "model left out",
                     action="read_model",

@@ -75,8 +75,12 @@ class Publisher:
             await self._producer.stop()
 
     async def partition_count(self, topic: str) -> int:
-        """Number of partitions of a topic."""
-        return len(await self._open_producer().partitions_for(topic))
+        """Number of partitions of a topic; 0 when no broker has told it within the client's request timeout, 40 s."""
+        try:
+            return len(await self._open_producer().partitions_for(topic))
+        except KafkaError as error:
+            log.warning("unknown topic", action="count_partitions", topic=topic, error=repr(error))
+            return 0
 
     async def append(self, topic: str, key: bytes, value: bytes) -> int:
         """Write one record now, for what is rare; returns its time by the broker's clock in milliseconds.

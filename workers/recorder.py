@@ -27,11 +27,11 @@ from schemas.outcome import (
     outcome_key,
     state_of,
 )
-from schemas.record import Envelope
+from schemas.record import Envelope, ReplyTo
 from schemas.response import InferenceResponse
 from schemas.topics import Topics
 from schemas.v2 import encode_response
-from store.object_store import ObjectNotFound, ObjectStore, StoreError
+from store.object_store import KeyRefused, ObjectNotFound, ObjectStore, StoreError
 from workers.dead_letter import dead_letter_headers
 from workers.delivery import Delivery, Intake
 from workers.metrics import OUTCOMES
@@ -46,6 +46,7 @@ _outcomes = cache(OUTCOMES.labels)
 _STORE_THREADS = 16
 _RETRY_FIRST_S = 0.1
 _RETRY_LAST_S = 5.0
+_SHOWN_CHARS = 120
 
 
 class OutcomeRecorder:
@@ -136,7 +137,7 @@ class OutcomeRecorder:
     async def fetch_claim(self, key: str) -> bytes:
         """The value of a record that was too large for one. Waits while the object store is unavailable.
 
-        Raises ObjectNotFound.
+        Raises ObjectNotFound, or KeyRefused for what can be no key.
         """
         return await self._with_store(lambda: self._store.get(key))
 
@@ -145,7 +146,8 @@ class OutcomeRecorder:
     ) -> None:
         _outcomes(delivery.partition.topic, outcome.state.value).inc()
         reply_to = envelope.reply_to
-        if reply_to is not None and dead is None and len(outcome.value) <= self._claim_above_bytes:
+        is_small = len(outcome.value) <= self._claim_above_bytes
+        if reply_to is not None and is_small and dead is None and not envelope.stored and self._is_known(reply_to):
             headers = outcome_headers(outcome, self._source)
             intake = self._intake
             self._publisher.publish(
@@ -171,13 +173,10 @@ class OutcomeRecorder:
         if len(outcome.value) > self._claim_above_bytes:
             outcome = await self._claim(outcome)
         headers = outcome_headers(outcome, self._source)
-        topic, number = delivery.partition.topic, delivery.partition.number
-        model = self._topics.model_of(topic)
-        writes = []
-        if envelope.reply_to is not None:
-            writes.append(self._written(envelope.reply_to.topic, envelope.reply_to.partition, outcome.value, headers))
-        else:
-            writes.append(self._written(self._topics.results(model), number, outcome.value, headers))
+        number = delivery.partition.number
+        model = self._topics.model_of(delivery.partition.topic)
+        destination = await self._destination(envelope.reply_to, self._topics.results(model), number)
+        writes = [self._written(*destination, outcome.value, headers)]
         if dead is not None:
             value = delivery.value
             if value is not None and len(value) > self._claim_above_bytes:
@@ -189,13 +188,37 @@ class OutcomeRecorder:
         await asyncio.gather(*writes)
         self._intake.acknowledge(delivery)
 
+    def _is_known(self, reply_to: ReplyTo) -> bool:
+        return reply_to.topic == self._topics.replies and 0 <= reply_to.partition < self._partition_counts.get(
+            reply_to.topic, 0
+        )
+
+    async def _destination(self, reply_to: ReplyTo | None, results: str, number: int) -> tuple[str, int]:
+        """Where the answer goes. A record must not have us write where nobody waits, or to what is no replies topic:
+        its answer is found among the results then.
+        """
+        if reply_to is not None and reply_to.topic == self._topics.replies:
+            count = await self._publisher.partition_count(reply_to.topic)
+            if count:
+                self._partition_counts[reply_to.topic] = count
+            if self._is_known(reply_to):
+                return reply_to.topic, reply_to.partition
+        if reply_to is not None:
+            log.warning("nobody can wait there", action="record_outcome", reply_to=str(reply_to)[:_SHOWN_CHARS])
+        return results, number
+
     async def _store_outcome(self, outcome: Outcome) -> Outcome:
         """Put the outcome where its job id finds it, and return the one that stands there now."""
         key = outcome_key(outcome.origin, self._epochs[outcome.origin.topic])
         data = encode_stored(outcome)
         if await self._with_store(lambda: self._store.put(key, data, if_absent=True)):
             return outcome
-        return decode_stored(await self._with_store(lambda: self._store.get(key)))
+        try:
+            return decode_stored(await self._with_store(lambda: self._store.get(key)))
+        except InferenceError as error:  # nobody could ever read what stands there
+            log.error("stored outcome replaced", action="store_outcome", key=key, error=error.message)
+            await self._with_store(lambda: self._store.put(key, data))
+            return outcome
 
     async def _claim(self, outcome: Outcome) -> Outcome:
         key = f"claims/answers/{outcome.origin}"
@@ -215,7 +238,7 @@ class OutcomeRecorder:
 
     async def _written(self, topic: str, partition: int, value: Any, headers: list[tuple[str, bytes]]) -> None:
         """Publish one record and wait until it is durable. `partition` is taken modulo the topic's."""
-        if topic not in self._partition_counts:
+        while not self._partition_counts.get(topic):
             self._partition_counts[topic] = await self._publisher.partition_count(topic)
         durable = asyncio.get_running_loop().create_future()
         self._publisher.publish(
@@ -237,7 +260,7 @@ class OutcomeRecorder:
             try:
                 future: Awaitable[T] = loop.run_in_executor(self._threads, call)
                 return await future
-            except ObjectNotFound:
+            except (ObjectNotFound, KeyRefused):
                 raise
             except StoreError as error:  # refused access too: once it is granted, nothing has been lost
                 log.warning("object store unavailable, trying again", action="reach_store", error=repr(error))

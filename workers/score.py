@@ -267,15 +267,17 @@ class Scoring:
         finishing = asyncio.create_task(finish(), name="finish range")
         stopping = asyncio.create_task(self._stopping.wait(), name="stop")
         try:
-            while not finishing.done() and not stopping.done():
+            while True:
                 await asyncio.wait(
                     {finishing, stopping}, timeout=self._settings.checkpoint_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                if finishing.done():
+                done, stopped = finishing.done(), stopping.done()  # before: what ends during a checkpoint needs another
+                if done:
                     finishing.result()
                     await intake.pass_gaps()
                 await self._checkpoint(intake, results, publisher)
-            return finishing.done()
+                if done or stopped:
+                    return done
         finally:
             finishing.cancel()
             stopping.cancel()

@@ -6,6 +6,7 @@ client of the hot path. Synchronous: callers use a thread.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterable
 
@@ -13,7 +14,14 @@ import msgspec
 import structlog
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient, OffsetSpec
-from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    KafkaError,
+    NoError,
+    NotCoordinatorError,
+    TopicAlreadyExistsError,
+)
 from kafka.structs import OffsetAndMetadata
 
 from schemas.errors import ErrorCode, InferenceError
@@ -22,6 +30,8 @@ from schemas.topics import Topics
 log = structlog.get_logger()
 
 _ANSWER_TIMEOUT_MS = 5000  # nobody can end these calls; callers try again, or stop
+_COORDINATOR_COMING = (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError)
+_COORDINATOR_RETRY_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 _DAY_MS = 24 * 3600 * 1000
 
 
@@ -138,11 +148,22 @@ class TopicAdmin:
             "configs": {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"},
         }
 
+    def _committed(
+        self, admin: KafkaAdminClient, group: str, keys: list[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """On a new cluster the first look makes the topic of offsets, and is refused until that is there."""
+        for retry_s in _COORDINATOR_RETRY_S:
+            try:
+                return dict(admin.list_group_offsets({group: keys})[group])
+            except _COORDINATOR_COMING:
+                time.sleep(retry_s)
+        return dict(admin.list_group_offsets({group: keys})[group])
+
     def _commit_initial(self, admin: KafkaAdminClient, found: Iterable[RequestTopic], group: str) -> None:
         keys = [TopicPartition(topic.name, number) for topic in found for number in range(topic.partitions)]
         if not keys:
             return
-        committed = admin.list_group_offsets({group: keys})[group]
+        committed = self._committed(admin, group, keys)
         missing = [key for key in keys if key not in committed or committed[key].offset < 0]
         if not missing:
             return

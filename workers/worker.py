@@ -220,6 +220,13 @@ class Worker:
         except TimeoutError:
             self.interrupted = True
             log.warning("gave up waiting", action="close_resource", resource=what)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: the client lets the end of one of its own tasks out while the broker is away.
+            self.interrupted = True
+            log.warning("closed in part", action="close_resource", resource=what)
 
     def _notice_stop(self) -> None:
         if self._stops:

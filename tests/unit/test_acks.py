@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.progress import MAX_METADATA_CHARS, Progress, decode_progress
+from schemas.progress import MAX_METADATA_CHARS, Progress, decode_progress, inherited_progress
 from workers.acks import AckTracker
 
 
@@ -134,3 +134,15 @@ def test_passing_transaction_markers_lets_the_backlog_reach_zero() -> None:
     tracker.pass_gap(2)  # a commit marker stands at offset 1
     tracker.acknowledge(0)
     assert tracker.progress().backlog(end_offset=2) == 0
+
+
+@pytest.mark.parametrize("committed", [-1, 4, 21])
+def test_a_commit_that_is_absent_or_outside_the_partition_means_its_first_record(committed: int) -> None:
+    metadata = Progress(committed, committed + 3).encode()
+    assert inherited_progress(committed, metadata, first=5, end=20) == Progress(5, 5)
+
+
+@pytest.mark.parametrize("committed", [5, 20])
+def test_a_commit_inside_the_partition_is_inherited_with_all_it_says(committed: int) -> None:
+    metadata = Progress(committed, committed + 3).encode()
+    assert inherited_progress(committed, metadata, first=5, end=20) == Progress(committed, committed + 3)
