@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Deadline(msgspec.Struct, frozen=True, order=True):
+class Deadline(msgspec.Struct, frozen=True, order=True, gc=False):
     """A point in time in milliseconds since the Unix epoch."""
 
     at_ms: int

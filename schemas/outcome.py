@@ -36,7 +36,7 @@ class JobState(Enum):
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How a request ended.
 
     `value` is a v2 response (its JSON part `header_length` bytes long, None: all JSON) when `state` is SUCCEEDED,
@@ -106,7 +106,7 @@ def outcome_headers(outcome: Outcome, source: bytes) -> list[tuple[str, bytes]]:
         ("ce_id", outcome.id.encode()),
         ("ce_source", source),
         ("ce_time", rfc3339(outcome.finished_ms).encode()),
-        ("tidegate-state", outcome.state.value.encode()),
+        _STATE_HEADER[outcome.state],
         ("tidegate-origin", str(outcome.origin).encode()),
         ("tidegate-times-ms", b"%d,%d,%d" % (outcome.created_ms, outcome.started_ms, outcome.finished_ms)),
     ]
@@ -186,4 +186,5 @@ def decode_stored(data: Buffer) -> Outcome:
     )
 
 
+_STATE_HEADER = {state: ("tidegate-state", state.value.encode()) for state in JobState}
 _STATE_BY_WIRE = {state.value.encode(): state for state in JobState}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import msgspec
 
@@ -30,7 +31,7 @@ _MAX_TEXT_CHARS = 4096  # what is given back with the answer must leave room for
 _MAX_DIGITS = 18  # of an int64; arithmetic with what a caller wrote must not overflow anywhere
 
 
-class Origin(msgspec.Struct, frozen=True):
+class Origin(msgspec.Struct, frozen=True, gc=False):
     """The place of a request in its topic; with the topic's epoch it is the request's identity."""
 
     topic: str
@@ -47,7 +48,7 @@ class Origin(msgspec.Struct, frozen=True):
         return cls(topic, int(partition), int(offset))
 
 
-class ReplyTo(msgspec.Struct, frozen=True):
+class ReplyTo(msgspec.Struct, frozen=True, gc=False):
     """Where the caller waits for the answer: one partition of the replies topic."""
 
     topic: str
@@ -63,7 +64,7 @@ class ReplyTo(msgspec.Struct, frozen=True):
         return cls(topic, int(partition))
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False):
     """What a request carries beside its tensors.
 
     `id` is the CloudEvents id, unique per source. Without `reply_to` the answer goes to the results topic and the
@@ -91,6 +92,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     origin: Origin
 
 
+@lru_cache(maxsize=64)  # the records of one batch or one moment share it
 def rfc3339(time_ms: int) -> str:
     """A moment in milliseconds since the epoch as CloudEvents wants it."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

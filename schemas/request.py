@@ -9,14 +9,14 @@ import msgspec
 from schemas.tensor import Tensor
 
 
-class RequestedOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+class RequestedOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """An output that the caller asks for; `parameters` as in the protocol (binary_data, classification)."""
 
     name: str
     parameters: dict[str, Any] = {}
 
 
-class InferenceRequest(msgspec.Struct, frozen=True):
+class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """One request: input tensors, and which outputs to return (none named: all).
 
     `id` is the caller's own and is given back; it identifies nothing inside tidegate.

@@ -26,7 +26,7 @@ class Timings(msgspec.Struct, frozen=True):
     batch_requests: int = 0
 
 
-class InferenceResponse(msgspec.Struct, frozen=True):
+class InferenceResponse(msgspec.Struct, frozen=True, gc=False):
     """One answer: output tensors of the named model version."""
 
     model_name: str

@@ -55,7 +55,8 @@ _LENGTH = struct.Struct("<I")
 _MAX_ELEMENTS = 1 << 40  # beyond any memory: keeps products of hostile shapes small
 
 
-class Tensor(msgspec.Struct, frozen=True):
+# gc=False, here and in the other messages: they are trees, so the cycle collector need not walk them per request.
+class Tensor(msgspec.Struct, frozen=True, gc=False):
     """One named tensor.
 
     `shape` includes the batch dimension where the model has one. `data` is little-endian and row-major, exactly

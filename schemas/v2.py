@@ -22,7 +22,7 @@ HEADER_LENGTH = "inference-header-content-length"  # name of the HTTP and of the
 _T = TypeVar("_T")
 
 
-class _TensorHeader(msgspec.Struct, omit_defaults=True):
+class _TensorHeader(msgspec.Struct, omit_defaults=True, gc=False):
     name: str
     datatype: str
     shape: tuple[int, ...]
@@ -30,14 +30,14 @@ class _TensorHeader(msgspec.Struct, omit_defaults=True):
     data: list[Any] | None = None
 
 
-class _RequestHeader(msgspec.Struct, omit_defaults=True):
+class _RequestHeader(msgspec.Struct, omit_defaults=True, gc=False):
     inputs: tuple[_TensorHeader, ...]
     id: str = ""
     parameters: dict[str, Any] = {}
     outputs: tuple[RequestedOutput, ...] = ()
 
 
-class _ResponseHeader(msgspec.Struct, omit_defaults=True):
+class _ResponseHeader(msgspec.Struct, omit_defaults=True, gc=False):
     model_name: str
     model_version: str
     outputs: tuple[_TensorHeader, ...]

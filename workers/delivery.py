@@ -31,15 +31,15 @@ class Delivery:
     """One record. `appended_ms` is the broker's clock (LogAppendTime)."""
 
     partition: Partition
-    offset: int
+    origin: Origin
     appended_ms: int
     headers: Sequence[tuple[str, bytes]]
     value: bytes | None
 
     @property
-    def origin(self) -> Origin:
-        """Where the record stands in its topic."""
-        return Origin(self.partition.topic, self.partition.number, self.offset)
+    def offset(self) -> int:
+        """The record's offset in its partition."""
+        return self.origin.offset
 
 
 class Exhausted(Exception):  # noqa: N818  # the good end of a bounded range, no error

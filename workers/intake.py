@@ -23,7 +23,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.progress import Progress, inherited_progress
-from schemas.record import DEADLINE_HEADER
+from schemas.record import DEADLINE_HEADER, Origin
 from workers.acks import AckTracker
 from workers.arrival import BrokerClock
 from workers.delivery import Delivery, Exhausted, Partition, RebalanceListener
@@ -163,7 +163,13 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
                 continue
             deliver = partition.tracker.deliver
             deliveries += [
-                Delivery(partition, record.offset, record.timestamp, record.headers, record.value)
+                Delivery(
+                    partition,
+                    Origin(key.topic, key.partition, record.offset),
+                    record.timestamp,
+                    record.headers,
+                    record.value,
+                )
                 for record in records
                 if deliver(record.offset)
             ]
@@ -302,7 +308,7 @@ class RangeIntake(_ConsumerIntake):
                 deliveries += [
                     Delivery(
                         partition,
-                        record.offset,
+                        Origin(key.topic, key.partition, record.offset),
                         record.timestamp,
                         [header for header in record.headers if header[0] != DEADLINE_HEADER],
                         record.value,

@@ -214,7 +214,9 @@ class Lane:
             "infer_us": finished.ended_us - finished.begun_us,
             "batch_rows": batch.total_rows,
             "batch_requests": len(works),
+            "publish_us": now_us() - finished.ended_us,
         }
+        answered: list[tuple[Work, InferenceResponse]] = []
         row = 0
         for index in range(part.first, part.first + part.count):
             work, rows, arrived_us = works[index], batch.rows[index], batch.arrived_us[index]
@@ -225,11 +227,10 @@ class Lane:
                 "queue_us": batch.cut_us - arrived_us - load_us,
                 "load_us": load_us,
                 **shared,
-                "publish_us": now_us() - finished.ended_us,
             }
-            self._recorder.succeed(
-                work, InferenceResponse(self.ref.name, self.ref.version, outputs, work.request.id, timings)
-            )
+            response = InferenceResponse(self.ref.name, self.ref.version, outputs, work.request.id, timings)
+            answered.append((work, response))
+        self._recorder.succeed(answered)
 
     def _expire(self, work: Work) -> None:
         error = InferenceError(

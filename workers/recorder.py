@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
@@ -77,21 +77,26 @@ class OutcomeRecorder:
         self._slow: set[asyncio.Task[None]] = set()
         self._partition_counts: dict[str, int] = {}
 
-    def succeed(self, work: Work, response: InferenceResponse) -> None:
-        """The request was run."""
-        value, header_length = encode_response(response)
-        outcome = Outcome(
-            work.envelope.id,
-            JobState.SUCCEEDED,
-            work.delivery.origin,
-            value,
-            header_length,
-            work.delivery.appended_ms,
-            work.started_ms,
-            time.time_ns() // 1_000_000,
-            work.envelope.traceparent,
-        )
-        self._record(work.delivery, work.envelope, outcome, None)
+    def succeed(self, answered: Sequence[tuple[Work, InferenceResponse]]) -> None:
+        """The requests were run, together."""
+        now_ms = time.time_ns() // 1_000_000
+        for work, response in answered:
+            value, header_length = encode_response(response)
+            delivery, envelope = work.delivery, work.envelope
+            outcome = Outcome(
+                envelope.id,
+                JobState.SUCCEEDED,
+                delivery.origin,
+                value,
+                header_length,
+                delivery.appended_ms,
+                work.started_ms,
+                now_ms,
+                envelope.traceparent,
+            )
+            self._record(delivery, envelope, outcome, None)
+        topic = answered[0][0].delivery.partition.topic
+        _outcomes(topic, JobState.SUCCEEDED.value).inc(len(answered))
 
     def fail(
         self, delivery: Delivery, envelope: Envelope, error: InferenceError, *, stage: str, started_ms: int = 0
@@ -120,6 +125,7 @@ class OutcomeRecorder:
                 code=error.code.wire,
                 error=error.message,
             )
+        _outcomes(delivery.partition.topic, outcome.state.value).inc()
         self._record(delivery, envelope, outcome, dead)
 
     async def flush(self) -> None:
@@ -144,7 +150,6 @@ class OutcomeRecorder:
     def _record(
         self, delivery: Delivery, envelope: Envelope, outcome: Outcome, dead: list[tuple[str, bytes]] | None
     ) -> None:
-        _outcomes(delivery.partition.topic, outcome.state.value).inc()
         reply_to = envelope.reply_to
         is_small = len(outcome.value) <= self._claim_above_bytes
         if reply_to is not None and is_small and dead is None and not envelope.stored and self._is_known(reply_to):

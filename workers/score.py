@@ -11,7 +11,7 @@ import asyncio
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -96,11 +96,12 @@ class OrderedResults:
         """Wait until everything expected has its outcome. Cancel-safe."""
         await self._complete.wait()
 
-    def succeed(self, work: Work, response: InferenceResponse) -> None:
-        """The request was run."""
-        value, header_length = encode_response(response)
-        self.score.batches += 1 / response.parameters["batch_requests"]
-        self._add(work.delivery, work.envelope, JobState.SUCCEEDED, value, header_length, work.started_ms)
+    def succeed(self, answered: Sequence[tuple[Work, InferenceResponse]]) -> None:
+        """The requests were run, together."""
+        for work, response in answered:
+            value, header_length = encode_response(response)
+            self.score.batches += 1 / response.parameters["batch_requests"]
+            self._add(work.delivery, work.envelope, JobState.SUCCEEDED, value, header_length, work.started_ms)
 
     def fail(
         self, delivery: Delivery, envelope: Envelope, error: InferenceError, *, stage: str, started_ms: int = 0

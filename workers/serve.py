@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from typing import Any
@@ -41,8 +42,19 @@ async def _serve(settings: ServeSettings) -> bool:
         main.cancel()  # a callback that failed has left a lane half done: better a new process
 
     loop.set_exception_handler(crash)
+    collect_less_often()
     await worker.run()
     return worker.interrupted
+
+
+def collect_less_often() -> None:
+    """Make the cycle collector leave alone what lives for ever, and look at the rest more rarely.
+
+    Requests are trees without cycles; walking them every 700 allocations took an eighth of a worker's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def announce(settings: WorkerSettings) -> None:

@@ -5,11 +5,12 @@ Knows no Kafka client. Serving records by workers/recorder.py, offline scoring b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from schemas.errors import InferenceError
-from schemas.record import Envelope, Origin
+from schemas.record import Envelope
 from schemas.request import InferenceRequest
 from schemas.response import InferenceResponse
 from workers.delivery import Delivery
@@ -25,11 +26,6 @@ class Work:
     started_ms: int = 0
 
     @property
-    def origin(self) -> Origin:
-        """The request's place in its topic."""
-        return self.delivery.origin
-
-    @property
     def wanted(self) -> frozenset[str] | None:
         """Names of the outputs that the caller asked for; None: all."""
         outputs = self.request.outputs
@@ -39,8 +35,8 @@ class Work:
 class Recorder(Protocol):
     """Gives every request its one outcome, and acknowledges it once that is durable."""
 
-    def succeed(self, work: Work, response: InferenceResponse) -> None:
-        """The request was run."""
+    def succeed(self, answered: Sequence[tuple[Work, InferenceResponse]]) -> None:
+        """The requests were run, together."""
         ...
 
     def fail(

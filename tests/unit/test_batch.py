@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import TensorSpec
 from schemas.progress import Progress
-from schemas.record import Envelope
+from schemas.record import Envelope, Origin
 from schemas.request import InferenceRequest, RequestedOutput
 from schemas.tensor import Tensor, pack_bytes_elements
 from workers.acks import AckTracker
@@ -123,7 +123,7 @@ class Poisoned:
 
 def work(sent: InferenceRequest, number: int) -> Work:
     partition = Partition("t.infer.m", 0, AckTracker(Progress(0, 0)), BrokerClock())
-    return Work(Delivery(partition, number, 0, [], b""), Envelope(str(number)), sent)
+    return Work(Delivery(partition, Origin("t.infer.m", 0, number), 0, [], b""), Envelope(str(number)), sent)
 
 
 async def run(backend: Poisoned, requests: list[InferenceRequest]) -> Finished:

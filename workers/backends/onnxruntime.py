@@ -164,7 +164,7 @@ def _threads(config: ModelConfig) -> int:
 
 
 def _open_session(file: Path, *, threads: int, is_for_reading: bool = False) -> Any:
-    # From 1.29 on the library sends usage data unless told not to before its import; a server of others' models must not.
+    # From 1.29 on the library sends usage data unless told not to before its import; ours serves others' models.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
