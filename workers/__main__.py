@@ -6,7 +6,6 @@ Each command's module is imported when it is chosen, so that --help is instant.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 import structlog
@@ -22,10 +21,7 @@ class Serve(ServeSettings):
         """Run until stopped."""
         from workers.serve import serve
 
-        interrupted = serve(self)
-        if interrupted:  # a thread may be inside a model for minutes yet; nothing of it is waited for
-            logging.shutdown()
-            os._exit(0)
+        serve(self)
 
 
 class Announce(WorkerSettings):

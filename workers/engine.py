@@ -22,6 +22,8 @@ from workers.work import Recorder, Work
 
 log = structlog.get_logger()
 
+_CLAIMS_AT_ONCE = 4  # large values being fetched: each is in memory before it counts as queued
+_MAX_CLAIMS = 256  # large values waiting for their turn
 _REVOKE_WAIT_S = 1.0  # how long a rebalance waits for running batches, so that their records are not run again
 
 
@@ -52,6 +54,8 @@ class Engine:
         self._claims = 0
         self._claims_done = asyncio.Event()
         self._claims_done.set()
+        self._claim_turns = asyncio.Semaphore(_CLAIMS_AT_ONCE)
+        self._resumed = asyncio.Event()
         self._held = False
 
     async def run(self) -> None:
@@ -110,6 +114,7 @@ class Engine:
             if envelope.claim:
                 self._claims += 1
                 self._claims_done.clear()
+                self._bound(self._metadata_by_topic[delivery.partition.topic].name)
                 self._tasks.create_task(self._accept_claimed(delivery, envelope, header_length), name="fetch claim")
                 return None
             return self._queue(delivery, envelope, delivery.value, header_length, received_us)
@@ -118,8 +123,13 @@ class Engine:
             return None
 
     async def _accept_claimed(self, delivery: Delivery, envelope: Envelope, header_length: int | None) -> None:
+        model = self._metadata_by_topic[delivery.partition.topic].name
         try:
-            value = await self._recorder.fetch_claim(envelope.claim)
+            async with self._claim_turns:
+                while self._is_full(model):
+                    self._resumed.clear()
+                    await self._resumed.wait()
+                value = await self._recorder.fetch_claim(envelope.claim)
             self._queue(delivery, envelope, value, header_length, now_us()).pump()
         except (ObjectNotFound, KeyRefused) as cause:
             error = InferenceError(
@@ -136,6 +146,7 @@ class Engine:
             self._claims -= 1
             if not self._claims:
                 self._claims_done.set()
+            self._bound(model)
 
     def _queue(
         self, delivery: Delivery, envelope: Envelope, value: bytes | None, header_length: int | None, received_us: int
@@ -145,7 +156,7 @@ class Engine:
         version = metadata.resolve(envelope.model_version)
         rows = metadata.check(request)
         lane = self._lane(ModelRef(metadata.name, version))
-        lane.offer(Work(delivery, envelope, request), rows, received_us)
+        lane.offer(Work(delivery, envelope, request, len(value or b"")), rows, received_us)
         return lane
 
     def _lane(self, ref: ModelRef) -> Lane:
@@ -165,15 +176,23 @@ class Engine:
 
     def _bound(self, model: str) -> None:
         """Pause the model's topic while too much of it waits here, and resume it at half."""
-        lanes = [lane for lane in self._lanes.values() if lane.ref.name == model]
-        fill = max(
-            sum(lane.queued_requests for lane in lanes) / self._max_queued_requests,
-            sum(lane.queued_bytes for lane in lanes) / self._max_queued_bytes,
-        )
+        fill = max(self._fill(model), self._claims / _MAX_CLAIMS)
         if fill >= 1:
             self._pause(model, True)
         elif fill <= 0.5:
             self._pause(model, False)
+        if not self._is_full(model):
+            self._resumed.set()
+
+    def _is_full(self, model: str) -> bool:
+        return self._fill(model) >= 1
+
+    def _fill(self, model: str) -> float:
+        lanes = [lane for lane in self._lanes.values() if lane.ref.name == model]
+        return max(
+            sum(lane.queued_requests for lane in lanes) / self._max_queued_requests,
+            sum(lane.queued_bytes for lane in lanes) / self._max_queued_bytes,
+        )
 
     def _pause(self, model: str, paused: bool) -> None:
         if (model in self._paused) == paused:

@@ -81,7 +81,7 @@ class Lane:
     def offer(self, work: Work, rows: int, received_us: int) -> None:
         """Queue a request; `pump` comes after the last one of a fetch."""
         partition = work.delivery.partition
-        self.queued_bytes += len(work.delivery.value or b"")
+        self.queued_bytes += work.size_bytes
         deadline = work.envelope.deadline
         deadline_us = None
         if deadline is not None:
@@ -233,6 +233,8 @@ class Lane:
         self._recorder.succeed(answered)
 
     def _expire(self, work: Work) -> None:
+        if work.delivery.partition.lost:  # its new owner decides; two outcomes would be one too many
+            return
         error = InferenceError(
             ErrorCode.DEADLINE_EXCEEDED,
             f"the deadline passed before model {self.ref.name!r} could run the request",
@@ -247,6 +249,8 @@ class Lane:
         except InferenceError as error:
             self._load = None
             for entry in self._take_all():
+                if entry.payload.delivery.partition.lost:
+                    continue
                 self._recorder.fail(entry.payload.delivery, entry.payload.envelope, error, stage="load")
             self._on_change()
             return
@@ -262,7 +266,7 @@ class Lane:
         return taken
 
     def _forget_bytes(self, entries: list[Entry[Work]]) -> None:
-        self.queued_bytes -= sum(len(entry.payload.delivery.value or b"") for entry in entries)
+        self.queued_bytes -= sum(entry.payload.size_bytes for entry in entries)
 
     def _arm(self, at_us: int) -> None:
         if self._timer is not None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 
 from schemas.errors import InferenceError
 from schemas.model import ModelRef
+from store.object_store import StoreUnavailable
 from workers.backend import open_backend
 from workers.instance import Instance
 from workers.metrics import LOAD_SECONDS, MODEL_STATE
@@ -21,6 +23,9 @@ from workers.model_config import ModelConfig
 from workers.repository import ModelRepository
 
 log = structlog.get_logger()
+
+_RETRY_FIRST_S = 0.2
+_RETRY_LAST_S = 5.0
 
 
 class ModelCache:
@@ -65,7 +70,7 @@ class ModelCache:
         begun_s = time.monotonic()
         instances: list[Instance] = []
         try:
-            path = await asyncio.to_thread(self._repository.fetch, ref)
+            path = await self._fetch(ref)
             for number in range(config.instance_count):
                 instance = Instance(open_backend(config.backend), config, name=f"{ref}#{number}")
                 instances.append(instance)
@@ -80,3 +85,16 @@ class ModelCache:
         state.state("ready")
         log.info("model loaded", action="load_model", model=str(ref), load_s=round(took_s, 3))
         return instances
+
+    async def _fetch(self, ref: ModelRef) -> Path:
+        """The version's files; while the object store is away, again and again: that says nothing of the model."""
+        retry_s = _RETRY_FIRST_S
+        while True:
+            try:
+                return await asyncio.to_thread(self._repository.fetch, ref)
+            except InferenceError as error:
+                if not isinstance(error.__cause__, StoreUnavailable):
+                    raise
+                log.warning("object store unavailable, trying again", action="fetch_model", model=str(ref))
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, _RETRY_LAST_S)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import os
 import signal
 import sys
 from typing import Any
@@ -23,13 +25,13 @@ log = structlog.get_logger()
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def serve(settings: ServeSettings) -> bool:
-    """Serve until SIGTERM or SIGINT. True: the drain was interrupted and threads may still run."""
+def serve(settings: ServeSettings) -> None:
+    """Serve until SIGTERM or SIGINT."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    return uvloop.run(_serve(settings))
+    uvloop.run(_serve(settings))
 
 
-async def _serve(settings: ServeSettings) -> bool:
+async def _serve(settings: ServeSettings) -> None:
     worker = Worker(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -44,7 +46,9 @@ async def _serve(settings: ServeSettings) -> bool:
     loop.set_exception_handler(crash)
     collect_less_often()
     await worker.run()
-    return worker.interrupted
+    if worker.interrupted:  # a thread may be inside a model or a download for minutes yet; none of it is waited for
+        logging.shutdown()
+        os._exit(0)
 
 
 def collect_less_often() -> None:

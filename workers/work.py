@@ -18,11 +18,15 @@ from workers.delivery import Delivery
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A request with where it came from. `started_ms` is the wall clock when it first ran, 0 before."""
+    """A request with where it came from.
+
+    `size_bytes` is what its value holds in memory. `started_ms` is the wall clock when it ran, 0 before.
+    """
 
     delivery: Delivery
     envelope: Envelope
     request: InferenceRequest
+    size_bytes: int = 0
     started_ms: int = 0
 
     @property
