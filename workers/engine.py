@@ -87,7 +87,7 @@ class Engine:
                     await lane.settle()
                 await self._recorder.flush()
         except TimeoutError:
-            log.warning("rebalance goes on while batches run", action="revoke_partitions", wait_s=_REVOKE_WAIT_S)
+            log.warning("revoke_while_running", wait_s=_REVOKE_WAIT_S)
 
     def after_assign(self) -> None:
         """Go on. What is queued of partitions that are lost is dropped when its turn comes."""

@@ -148,7 +148,7 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
                 if not fetched:
                     await self._pass_gaps()
             except KafkaError as error:
-                log.warning("fetch failed, trying again", action="fetch_records", error=repr(error))
+                log.warning("fetch_records_failed", error=repr(error))
                 await asyncio.sleep(_RETRY_S)
                 continue
             deliveries = self._deliveries(fetched)
@@ -203,7 +203,7 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
         try:
             await consumer.commit(offsets)
         except KafkaError as error:
-            log.warning("commit refused", action="commit_offsets", error=repr(error))
+            log.warning("commit_refused", error=repr(error))
         else:
             self._committed.update(todo)
 
@@ -230,7 +230,7 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
                     inherited = await _inherit(self._admin, consumer, self._group, new)
                     break
                 except KafkaError as error:
-                    log.warning("cannot read commits, trying again", action="assign_partitions", error=repr(error))
+                    log.warning("read_commits_failed", error=repr(error))
                     await asyncio.sleep(_RETRY_S)
             for key, progress in inherited.items():
                 clock = BrokerClock(seed_us=self._clock_seed_us)
@@ -239,7 +239,7 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
             consumer.seek(key, self._partitions[key].tracker.position)
             if key.topic in self._paused:
                 consumer.pause(key)
-        log.info("partitions assigned", action="assign_partitions", partitions=len(assigned), new=len(new))
+        log.info("assign_partitions", partitions=len(assigned), new=len(new))
         self.assigned.set()
         assert self._listener is not None
         self._listener.after_assign()

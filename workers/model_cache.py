@@ -83,7 +83,7 @@ class ModelCache:
         took_s = time.monotonic() - begun_s
         LOAD_SECONDS.labels(ref.name).observe(took_s)
         state.state("ready")
-        log.info("model loaded", action="load_model", model=str(ref), load_s=round(took_s, 3))
+        log.info("load_model", model=str(ref), load_s=round(took_s, 3))
         return instances
 
     async def _fetch(self, ref: ModelRef) -> Path:
@@ -95,6 +95,6 @@ class ModelCache:
             except InferenceError as error:
                 if not isinstance(error.__cause__, StoreUnavailable):
                     raise
-                log.warning("object store unavailable, trying again", action="fetch_model", model=str(ref))
+                log.warning("fetch_model_again", model=str(ref))
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _RETRY_LAST_S)

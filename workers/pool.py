@@ -45,15 +45,14 @@ class Pool:
                 if isinstance(error.__cause__, StoreUnavailable):  # says nothing of the model
                     raise InferenceError(ErrorCode.UNAVAILABLE, error.message) from error
                 log.error(
-                    "model left out",
-                    action="read_model",
+                    "leave_model_out",
                     model=name,
                     error=error.message,
                     field=error.field,
                     remedy=error.remedy,
                 )
         if not self.models:
-            log.warning("no model to serve", action="read_model", repository=self._settings.repository)
+            log.warning("find_no_model", repository=self._settings.repository)
 
     async def provision(self) -> None:
         """Create missing topics and initial offsets. Raises InferenceError(UNAVAILABLE)."""

@@ -79,7 +79,7 @@ class Publisher:
         try:
             return len(await self._open_producer().partitions_for(topic))
         except KafkaError as error:
-            log.warning("unknown topic", action="count_partitions", topic=topic, error=repr(error))
+            log.warning("count_partitions_failed", topic=topic, error=repr(error))
             return 0
 
     async def append(self, topic: str, key: bytes, value: bytes) -> int:
@@ -147,7 +147,7 @@ class _Outbox:
         except KafkaError as error:
             if isinstance(error, _FATAL) or type(error) is KafkaError:
                 raise  # this producer is dead; a new process runs again what was not acknowledged
-            log.warning("publish failed, trying again", action="publish_batch", topic=self._topic, error=repr(error))
+            log.warning("publish_batch_failed", topic=self._topic, error=repr(error))
             queue.extendleft(reversed(sent))
             await asyncio.sleep(_RETRY_S)
             return

@@ -118,8 +118,7 @@ class OutcomeRecorder:
         if outcome.state is JobState.FAILED:
             dead = dead_letter_headers(delivery, error, stage=stage, attempt=envelope.attempt, now_ms=now_ms)
             log.warning(
-                "request failed",
-                action="fail_request",
+                "fail_request",
                 origin=str(delivery.origin),
                 stage=stage,
                 code=error.code.wire,
@@ -209,7 +208,7 @@ class OutcomeRecorder:
             if self._is_known(reply_to):
                 return reply_to.topic, reply_to.partition
         if reply_to is not None:
-            log.warning("nobody can wait there", action="record_outcome", reply_to=str(reply_to)[:_SHOWN_CHARS])
+            log.warning("redirect_answer", reply_to=str(reply_to)[:_SHOWN_CHARS])
         return results, number
 
     async def _store_outcome(self, outcome: Outcome) -> Outcome:
@@ -221,7 +220,7 @@ class OutcomeRecorder:
         try:
             return decode_stored(await self._with_store(lambda: self._store.get(key)))
         except InferenceError as error:  # nobody could ever read what stands there
-            log.error("stored outcome replaced", action="store_outcome", key=key, error=error.message)
+            log.error("replace_outcome", key=key, error=error.message)
             await self._with_store(lambda: self._store.put(key, data))
             return outcome
 
@@ -268,6 +267,6 @@ class OutcomeRecorder:
             except (ObjectNotFound, KeyRefused):
                 raise
             except StoreError as error:  # refused access too: once it is granted, nothing has been lost
-                log.warning("object store unavailable, trying again", action="reach_store", error=repr(error))
+                log.warning("reach_store_again", error=repr(error))
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _RETRY_LAST_S)

@@ -40,7 +40,7 @@ async def _serve(settings: ServeSettings) -> None:
     assert main is not None
 
     def crash(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        log.error("bug", action="run_callback", message=context["message"], error=repr(context.get("exception")))
+        log.error("crash", message=context["message"], error=repr(context.get("exception")))
         main.cancel()  # a callback that failed has left a lane half done: better a new process
 
     loop.set_exception_handler(crash)
@@ -77,4 +77,4 @@ async def _announce(settings: WorkerSettings) -> None:
             await pool.announce(publisher)
         finally:
             await publisher.close()
-    log.info("models announced", action="announce_models", pool=pool.name, models=sorted(pool.models))
+    log.info("announce_models", pool=pool.name, models=sorted(pool.models))

@@ -126,7 +126,7 @@ class TopicAdmin:
             for name, spec in missing.items():
                 self._create_one(admin, name, spec)
         admin.wait_for_topics(list(missing))
-        log.info("topics created", action="create_topics", topics=sorted(missing))
+        log.info("create_topics", topics=sorted(missing))
 
     def _create_one(self, admin: KafkaAdminClient, name: str, spec: dict[str, object]) -> None:
         try:
@@ -172,8 +172,8 @@ class TopicAdmin:
         try:
             outcome = admin.alter_group_offsets(group, offsets)
         except KafkaError as error:
-            log.warning("initial offsets are left to the members", action="commit_initial", error=repr(error))
+            log.warning("leave_offsets_to_members", error=repr(error))
             return
         refused = {key: error for key, error in outcome.items() if error is not NoError}
         if refused:  # the group has members; each commits for what it is assigned
-            log.info("initial offsets are left to the members", action="commit_initial", partitions=len(refused))
+            log.info("leave_offsets_to_members", partitions=len(refused))

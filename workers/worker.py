@@ -100,12 +100,12 @@ class Worker:
             last.callback(self._enter, State.STOPPED)
             ticks = asyncio.create_task(self._tick(), name="tick")
             last.callback(ticks.cancel)
-            log.info("worker starting", action="start_worker", pool=settings.pool, health_port=self.health_port)
+            log.info("start_worker", pool=settings.pool, health_port=self.health_port)
             try:
                 async with asyncio.TaskGroup() as work, AsyncExitStack() as resources:
                     await self._serve(work, resources)
             except* _Stopped:
-                log.info("worker stopped", action="stop_worker")
+                log.info("stop_worker")
 
     async def _serve(self, work: asyncio.TaskGroup, resources: AsyncExitStack) -> None:
         """Open in order, serve, drain; `resources` closes in the reverse order, leaving the group first."""
@@ -176,21 +176,21 @@ class Worker:
         """
         self._enter(State.DRAINING)
         fetching.cancel()
-        log.info("drain: fetching stopped", action="drain_worker")
+        log.info("drain", step="1-2. readiness 503, fetching stopped")
         draining = asyncio.create_task(engine.drain(), name="drain")
         hurry = asyncio.create_task(self._hurry.wait(), name="hurry")
         await asyncio.wait({draining, hurry}, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if draining.done():
             draining.result()
-            log.info("drain: work finished, answers flushed", action="drain_worker")
+            log.info("drain", step="3. work finished, answers flushed")
         else:
             draining.cancel()
             self.interrupted = True
-            log.warning("drain: interrupted, the rest is left to the next owner", action="drain_worker")
+            log.warning("drain", step="3. interrupted, the rest is left to the next owner")
         committing.cancel()
         await self._close("offsets", intake.commit)
-        log.info("drain: committed", action="drain_worker")
+        log.info("drain", step="4. committed")
 
     async def _until_done(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Repeat a step of the start until Kafka and the repository let it succeed; _Stopped when told to stop."""
@@ -202,7 +202,7 @@ class Worker:
             except InferenceError as error:
                 if error.code is not ErrorCode.UNAVAILABLE:
                     raise
-                log.warning("waiting to start", action="start_worker", error=error.message)
+                log.warning("wait_to_start", error=error.message)
             try:
                 async with asyncio.timeout(_RETRY_S):
                     await self._stopping.wait()
@@ -219,14 +219,14 @@ class Worker:
                 await close()
         except TimeoutError:
             self.interrupted = True
-            log.warning("gave up waiting", action="close_resource", resource=what)
+            log.warning("close_resource_timed_out", resource=what)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Nobody cancelled us: the client lets the end of one of its own tasks out while the broker is away.
             self.interrupted = True
-            log.warning("closed in part", action="close_resource", resource=what)
+            log.warning("close_resource_failed", resource=what)
 
     def _notice_stop(self) -> None:
         if self._stops:

@@ -6,7 +6,6 @@ It knows the contract and Kafka, nothing of real workers. As a program it serves
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -46,7 +45,7 @@ class Taken(msgspec.Struct, frozen=True):
 class EchoWorker:
     """Serves one model of pool `<model>-pool`. Enter it, `announce`, then `take` and `reply`."""
 
-    def __init__(self, *, bootstrap: str, prefix: str, model: str, batch_size: int = 8) -> None:
+    def __init__(self, *, bootstrap: str, prefix: str, model: str, epoch: int = EPOCH) -> None:
         self.bootstrap = bootstrap
         self.topics = Topics(prefix)
         self.model = model
@@ -54,10 +53,10 @@ class EchoWorker:
         self.topic = self.topics.infer(model)
         rows = TensorSpec("x", "FP32", (4,))
         self.announcement = ModelAnnouncement(
-            ModelMetadata(model, ("1", "2"), "echo", batch_size, (rows,), (rows,)),
+            ModelMetadata(model, ("1", "2"), "echo", 8, (rows,), (rows,)),
             self.pool,
             self.topic,
-            EPOCH,
+            epoch,
             PARTITIONS,
         )
         self._stack = AsyncExitStack()
@@ -75,7 +74,10 @@ class EchoWorker:
         await self.producer.start()
         self._stack.push_async_callback(self.producer.stop)
         self.consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.bootstrap, group_id=self.topics.group(self.pool), enable_auto_commit=False
+            bootstrap_servers=self.bootstrap,
+            group_id=self.topics.group(self.pool),
+            enable_auto_commit=False,
+            fetch_max_wait_ms=100,  # other requests wait behind a fetch that waits
         )
         places = [TopicPartition(self.topic, partition) for partition in range(PARTITIONS)]
         self.consumer.assign(places)
@@ -92,6 +94,13 @@ class EchoWorker:
         await self.producer.send_and_wait(
             self.topics.control, encode_announcement(self.announcement), key=announcement_key(self.model)
         )
+
+    async def delete_topic(self) -> None:
+        """Delete the request topic."""
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        await admin.delete_topics([self.topic])
+        await admin.close()
 
     async def take(self) -> Taken:
         """The next request."""

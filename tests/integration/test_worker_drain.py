@@ -36,7 +36,7 @@ async def test_sigterm_mid_batch_answers_what_was_taken_commits_and_leaves(site:
         await results.until(lambda read: len(read.outcomes) >= 1)  # the first batch is out, the second runs
         begun_s = time.monotonic()
         worker.terminate()
-        await worker.logged("drain: fetching stopped")
+        await worker.logged("fetching stopped")
         assert worker.get("/health/ready").status_code == 503
         assert await worker.ended() == 0
         assert time.monotonic() - begun_s < 8
@@ -52,7 +52,7 @@ async def test_a_drain_cuts_what_is_queued_without_waiting_for_its_delay(site: I
     async with client_of(site) as client, site.worker() as worker:
         await worker.ready()
         sent = await client.send_many("dev", [rows_request([1.0]), rows_request([2.0])])
-        await worker.logged("model loaded")
+        await worker.logged("load_model")
         await worker.measured(2, "tidegate_queued_rows")
         worker.terminate()
         assert await worker.ended(within_s=15) == 0
@@ -69,9 +69,9 @@ async def test_a_second_sigterm_gives_running_work_up_and_the_next_worker_does_i
             quick, _ = await client.send("quick", rows_request([1.0]))
             await (await client.results("quick")).answered([quick])
             id_, _ = await client.send("dev", rows_request([1.0]))
-            await worker.logged("model loaded", "dev")
+            await worker.logged("load_model", "dev")
             worker.terminate()
-            await worker.logged("drain: fetching stopped")
+            await worker.logged("fetching stopped")
             begun_s = time.monotonic()
             worker.terminate()
             assert await worker.ended(within_s=20) == 0
@@ -138,6 +138,6 @@ async def test_a_worker_stops_within_its_deadline_while_the_broker_is_down(prefi
 async def test_a_worker_told_to_stop_before_any_broker_answers_ends(site: Installation) -> None:
     site.add_device("dev")
     async with site.worker(kafka_bootstrap="127.0.0.1:1") as worker:
-        await worker.logged("waiting to start")
+        await worker.logged("wait_to_start")
         worker.terminate()
         assert await worker.ended(within_s=15) == 0

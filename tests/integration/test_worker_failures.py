@@ -217,7 +217,7 @@ async def test_stored_outcomes_wait_for_an_object_store_that_is_down(
             unstored, _ = await client.send("dev", rows_request([9.0]))
             results = await client.results("dev")
             await results.answered([unstored])
-            await worker.logged("object store unavailable")
+            await worker.logged("reach_store_again")
             assert results.outcomes.keys() == {unstored}
             assert (await client.progress("dev"))[0] == Progress(0, 6, ((5, 6),))
             await gate.open()
@@ -240,7 +240,7 @@ async def test_a_worker_stops_while_the_object_store_is_down_and_the_next_one_go
             await gate.close()
             claimed = await client.send_raw("dev", b"", headers=[("tidegate-claim", b"claims/one")])
             stored, _ = await client.send("dev", rows_request([8.0]), stored=True)
-            await worker.logged("object store unavailable")
+            await worker.logged("reach_store_again")
             worker.terminate()
             assert await worker.ended(within_s=20) == 0
         await gate.open()
@@ -261,7 +261,7 @@ async def test_a_repository_that_comes_late_is_waited_for(
     async with TcpGate(s3_server) as gate, client_of(site) as client:
         await gate.close()
         async with site.worker(repository=s3_bucket_url, models='["dev"]', s3_url=gate.url) as worker:
-            await worker.logged("waiting to start")
+            await worker.logged("wait_to_start")
             await gate.open()
             await worker.ready()
             id_, _ = await client.send("dev", rows_request([1.0]))

@@ -112,8 +112,8 @@ async def test_two_workers_share_a_pool_and_one_leaves_under_load(site: Installa
     async with client_of(site) as client, site.worker(partitions=4) as first, site.worker(partitions=4) as second:
         await first.ready()
         await second.ready()
-        await first.logged("partitions assigned", '"partitions": 2')
-        await second.logged("partitions assigned", '"partitions": 2')
+        await first.logged("assign_partitions", '"partitions": 2')
+        await second.logged("assign_partitions", '"partitions": 2')
         results = await client.results("dev")
         sent = await client.send_many("dev", [rows_request([float(n)]) for n in range(300)], partitions=4)
         await results.until(lambda read: len(read.outcomes) >= 30)

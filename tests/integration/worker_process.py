@@ -146,7 +146,7 @@ class WorkerProcess:
 
     def _await_ready(self, within_s: float) -> None:
         end_s = time.monotonic() + within_s
-        self._await_line(("partitions assigned",), within_s)
+        self._await_line(("assign_partitions",), within_s)
         while self.get("/health/ready").status_code != 200:
             assert time.monotonic() < end_s, self._told(f"was not ready within {within_s:g} s")
             with self._changed:  # the pace of asking, cut short by news

@@ -1,0 +1,73 @@
+"""App: the ASGI application. Sends inference past the router, everything else to routes. Knows no logic."""
+
+from __future__ import annotations
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.infer import PATH_HEAD, PATH_TAIL, Infer
+from gateway.metrics import Metrics
+from gateway.problem import RawHeaders, problem_response, routing_problem
+from schemas.errors import ErrorCode, InferenceError
+
+_log = structlog.get_logger(__name__)
+
+
+def make_app(*, infer: Infer, routes: list[Route], metrics: Metrics) -> ASGIApp:
+    """The application of these parts."""
+
+    async def get_metrics(request: Request) -> Response:
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    async def post_infer(request: Request) -> Response:
+        raise AssertionError("this is a bug: inference goes past the router")
+
+    # Here so that other methods on these paths are answered 405.
+    infer_paths = [f"{PATH_HEAD}{{model}}{PATH_TAIL}", f"{PATH_HEAD}{{model}}/versions/{{version}}{PATH_TAIL}"]
+    router = Starlette(
+        routes=[
+            *routes,
+            *(Route(path, post_infer, methods=["POST"]) for path in infer_paths),
+            Route("/metrics", get_metrics, methods=["GET"]),
+        ],
+        exception_handlers={InferenceError: _on_error, HTTPException: _on_routing_error, Exception: _on_crash},
+    )
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        if scope["method"] == "POST" and path.endswith(PATH_TAIL) and path.startswith(PATH_HEAD):
+            await infer(scope, receive, send)
+        else:
+            await router(scope, receive, send)
+
+    return app
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, InferenceError)  # registered for these
+    status, headers, body = problem_response(error)
+    return _response(status, headers, body)
+
+
+async def _on_routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # registered for these
+    headers, body = routing_problem(error.status_code)
+    headers.extend((name.encode(), value.encode()) for name, value in (error.headers or {}).items())
+    return _response(error.status_code, headers, body)
+
+
+async def _on_crash(request: Request, error: Exception) -> Response:
+    _log.error("route_failed", path=request.url.path, exc_info=error)
+    hidden = InferenceError(ErrorCode.INTERNAL, f"an unexpected {type(error).__name__}; the log says more")
+    status, headers, body = problem_response(hidden)
+    return _response(status, headers, body)
+
+
+def _response(status: int, headers: RawHeaders, body: bytes) -> Response:
+    return Response(body, status, {name.decode(): value.decode() for name, value in headers})

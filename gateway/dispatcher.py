@@ -1,0 +1,273 @@
+"""Dispatcher: one request from admission to its answer, or to the job id under which the answer will be found.
+
+No request hangs: it ends with its reply, with a job id once the broker has acknowledged it, or with UNAVAILABLE.
+Knows no HTTP and no Kafka client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from gateway.broker import REQUEST_TIMEOUT_S, Appended, Broker, BrokerError, Record
+from gateway.job_id import Job, encode_job_id
+from gateway.outcomes import Outcomes
+from schemas.control import ModelAnnouncement
+from schemas.deadline import Deadline
+from schemas.errors import ErrorCode, InferenceError
+from schemas.outcome import Outcome
+from schemas.record import Envelope, ReplyTo, request_headers
+from schemas.request import InferenceRequest
+from schemas.topics import Topics
+from schemas.v2 import encode_request
+
+_log = structlog.get_logger(__name__)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """How a caller wants a request run.
+
+    `detached`: do not wait, the worker stores the outcome. `wait_ms`: how long to wait otherwise.
+    """
+
+    id: str
+    wait_ms: int
+    detached: bool = False
+    deadline: Deadline | None = None
+    traceparent: str = ""
+    model_version: str = ""
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The broker holds the request; its outcome will be found under `job_id`."""
+
+    job_id: str
+
+
+class _Waiter:
+    """A request in flight. Times are the event loop's, in seconds."""
+
+    __slots__ = ("appended", "deadline_s", "future", "give_up_s", "timer")
+
+    def __init__(self, future: asyncio.Future[Record | None], give_up_s: float, deadline_s: float) -> None:
+        self.future = future  # the reply; None: the wait is spent and the broker has acknowledged
+        self.give_up_s = give_up_s
+        self.deadline_s = deadline_s  # for the acknowledgement
+        self.appended: asyncio.Future[Appended] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Dispatcher:
+    """Admits, produces, waits. `answer` is how replies come in."""
+
+    def __init__(
+        self,
+        *,
+        broker: Broker,
+        outcomes: Outcomes,
+        topics: Topics,
+        gateway_id: str,
+        job_key: bytes,
+        max_in_flight: int,
+        claim_above_bytes: int,
+    ) -> None:
+        self._broker = broker
+        self._outcomes = outcomes
+        self._topics = topics
+        self._source = f"/tidegate/gateway/{gateway_id}"
+        self._id_prefix = f"{gateway_id}-"
+        self._numbers = itertools.count(1)
+        self._job_key = job_key
+        self._max_in_flight = max_in_flight
+        self._claim_above_bytes = claim_above_bytes
+        self._reply_to: ReplyTo | None = None
+        self._waiters: dict[bytes, _Waiter] = {}
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests admitted and not yet answered."""
+        return self._in_flight
+
+    def open(self, *, reply_partition: int) -> None:
+        """Admit requests from now on, answers to this partition of the replies topic."""
+        self._reply_to = ReplyTo(self._topics.replies, reply_partition)
+
+    def next_id(self) -> str:
+        """An id for a request, unique among all gateways."""
+        return f"{self._id_prefix}{next(self._numbers):x}"
+
+    async def infer(self, model: ModelAnnouncement, request: InferenceRequest, call: Call) -> Outcome | Accepted:
+        """Run a request that was checked against its model.
+
+        Raises InferenceError: OVERLOADED without a permit, UNAVAILABLE while closed or when Kafka or the object store
+        does not take the request in time; then it may still run, its answer is dropped. A cancelled caller's request
+        goes on, its answer is kept.
+        """
+        if self._reply_to is None:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "this gateway takes no requests now", remedy="try again")
+        if self._in_flight >= self._max_in_flight:
+            raise InferenceError(
+                ErrorCode.OVERLOADED,
+                f"{self._in_flight} requests are in flight, as many as this gateway takes",
+                remedy="try again later, or submit with the header Prefer: respond-async",
+            )
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            if call.detached:
+                return await self._submit(model, request, call)
+            return await self._ask(model, request, call, self._reply_to)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    def answer(self, id_: bytes, record: Record) -> bool:
+        """Give a reply to the request that waits for it; False when none does."""
+        waiter = self._waiters.pop(id_, None)
+        if waiter is None or waiter.future.done():
+            return False
+        waiter.future.set_result(record)
+        return True
+
+    async def drain(self, *, grace_s: float, hurry: asyncio.Event) -> None:
+        """Admit nothing more; wait for answers as long as `grace_s` or until `hurry`, then give the rest job ids."""
+        self._reply_to = None
+        idle = asyncio.ensure_future(self._idle.wait())
+        hurried = asyncio.ensure_future(hurry.wait())
+        try:
+            await asyncio.wait((idle, hurried), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idle.cancel()
+            hurried.cancel()
+        for waiter in list(self._waiters.values()):
+            waiter.give_up_s = 0.0
+            self._on_timer(waiter)
+
+    async def idle(self) -> None:
+        """Wait until no request is in flight."""
+        await self._idle.wait()
+
+    async def _ask(
+        self, model: ModelAnnouncement, request: InferenceRequest, call: Call, reply_to: ReplyTo
+    ) -> Outcome | Accepted:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        waiter = _Waiter(loop.create_future(), now_s + call.wait_ms / 1000, now_s + REQUEST_TIMEOUT_S)
+        key = call.id.encode()
+        self._waiters[key] = waiter
+        try:
+            appended = waiter.appended = await self._produce(model, request, call, reply_to)
+            appended.add_done_callback(self._failure_to(waiter))
+            waiter.timer = loop.call_at(min(waiter.give_up_s, waiter.deadline_s), self._on_timer, waiter)
+            record = await waiter.future
+        finally:
+            self._waiters.pop(key, None)
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+        if record is not None:
+            return await self._outcomes.of_record(record)
+        return self._accepted(model, appended, kept=True)
+
+    async def _submit(self, model: ModelAnnouncement, request: InferenceRequest, call: Call) -> Accepted:
+        appended = await self._produce(model, request, call, None)
+        # wait() leaves the future alone when the time is up; the record may be on its way.
+        await asyncio.wait((appended,), timeout=REQUEST_TIMEOUT_S)
+        if not appended.done():
+            appended.add_done_callback(self._note_failure)
+            raise _not_acknowledged()
+        return self._accepted(model, appended, kept=False)
+
+    async def _produce(
+        self, model: ModelAnnouncement, request: InferenceRequest, call: Call, reply_to: ReplyTo | None
+    ) -> asyncio.Future[Appended]:
+        value, header_length = encode_request(request)
+        claim = ""
+        if len(value) > self._claim_above_bytes:
+            claim = f"claims/{call.id}"
+            await self._outcomes.put_claim(claim, value)
+            value = b""
+        envelope = Envelope(
+            call.id,
+            self._source,
+            reply_to,
+            call.deadline,
+            call.model_version,
+            0,
+            1,
+            call.traceparent,
+            claim,
+            call.detached,
+        )
+        headers = request_headers(envelope, header_length, now_ms=time.time_ns() // 1_000_000)
+        try:
+            return await self._broker.send(model.topic, value, headers)
+        except BrokerError as cause:
+            raise _not_taken(cause) from cause
+
+    def _failure_to(self, waiter: _Waiter) -> Callable[[asyncio.Future[Appended]], None]:
+        def tell(appended: asyncio.Future[Appended]) -> None:
+            if appended.cancelled() or (error := appended.exception()) is None:
+                return
+            self._broker.note_failure(error)
+            if not waiter.future.done():
+                failure = _not_taken(error)
+                failure.__cause__ = error
+                waiter.future.set_exception(failure)
+
+        return tell
+
+    def _note_failure(self, appended: asyncio.Future[Appended]) -> None:
+        if not appended.cancelled() and (error := appended.exception()) is not None:
+            self._broker.note_failure(error)
+
+    def _on_timer(self, waiter: _Waiter) -> None:
+        if waiter.future.done():
+            return
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        acknowledged = waiter.appended is not None and waiter.appended.done()
+        if acknowledged and now_s >= waiter.give_up_s:
+            waiter.future.set_result(None)
+        elif not acknowledged and now_s >= waiter.deadline_s:
+            waiter.future.set_exception(_not_acknowledged())
+        elif waiter.appended is not None:
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            if acknowledged:
+                waiter.timer = loop.call_at(waiter.give_up_s, self._on_timer, waiter)
+            else:  # spent before the acknowledgement: only that decides between a job id and a failure
+                waiter.appended.add_done_callback(lambda _: self._on_timer(waiter))
+                waiter.timer = loop.call_at(waiter.deadline_s, self._on_timer, waiter)
+
+    def _accepted(self, model: ModelAnnouncement, appended: asyncio.Future[Appended], *, kept: bool) -> Accepted:
+        try:
+            place = appended.result()
+        except BrokerError as cause:
+            self._broker.note_failure(cause)
+            raise _not_taken(cause) from cause
+        name = self._topics.model_of(model.topic)
+        job = Job(name, model.epoch, place.partition, place.offset, place.timestamp, kept)
+        return Accepted(encode_job_id(job, key=self._job_key))
+
+
+def _not_taken(cause: BaseException) -> InferenceError:
+    return InferenceError(
+        ErrorCode.UNAVAILABLE, f"Kafka did not take the request: {cause!r}", remedy="try again in a moment"
+    )
+
+
+def _not_acknowledged() -> InferenceError:
+    return InferenceError(
+        ErrorCode.UNAVAILABLE,
+        f"Kafka did not acknowledge the request within {REQUEST_TIMEOUT_S:g} s; it may run nevertheless",
+        remedy="try again in a moment",
+    )

@@ -1,0 +1,251 @@
+"""Infer: the hot route, from an HTTP request to an HTTP response. Plain ASGI, for each microsecond is paid per request.
+
+Must not know Kafka.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from gateway.catalogue import Catalogue
+from gateway.dispatcher import Accepted, Call, Dispatcher
+from gateway.jobs import job_path, queued_document
+from gateway.metrics import Metrics
+from gateway.outcomes import Outcomes
+from gateway.problem import RawHeaders, problem_response
+from schemas.deadline import Deadline
+from schemas.errors import ErrorCode, InferenceError, invalid
+from schemas.outcome import Outcome
+from schemas.request import InferenceRequest
+from schemas.v2 import HEADER_LENGTH, decode_request, decode_response, encode_response, wants_binary
+
+_log = structlog.get_logger(__name__)
+
+PATH_HEAD = "/v2/models/"
+PATH_TAIL = "/infer"
+
+_HEADER_LENGTH = HEADER_LENGTH.encode()
+_JSON = (b"content-type", b"application/json")
+_OCTETS = (b"content-type", b"application/octet-stream")
+_EXPIRED_ANSWER_GRACE_MS = 5_000  # after a deadline, for the worker to say that it has passed
+_PATIENCE_S = 0.5  # nobody leaves before; looking costs 3 us
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_WAIT = re.compile(r'wait="?([0-9]{1,9})"?')
+
+Answer = tuple[int, RawHeaders, bytes]
+
+
+class Preferences(msgspec.Struct, frozen=True):
+    """What of RFC 7240 we honour: respond-async, and wait in seconds."""
+
+    respond_async: bool = False
+    wait_s: int | None = None
+
+    def applied(self, *, accepted: bool) -> bytes:
+        """The Preference-Applied header; empty when there is nothing to say."""
+        parts = []
+        if self.respond_async and accepted:
+            parts.append("respond-async")
+        if self.wait_s is not None:
+            parts.append(f"wait={self.wait_s}")
+        return ", ".join(parts).encode()
+
+
+_NO_PREFERENCES = Preferences()
+
+
+def parse_preferences(values: Iterable[bytes]) -> Preferences:
+    """Read Prefer headers; what is unknown or malformed is ignored, as the RFC wants."""
+    respond_async, wait_s = False, None
+    for token in b",".join(values).decode("latin-1").lower().split(","):
+        preference = token.partition(";")[0].strip()
+        if preference == "respond-async":
+            respond_async = True
+        elif wait_s is None and (match := _WAIT.fullmatch(preference)):
+            wait_s = int(match[1])
+    return Preferences(respond_async, wait_s)
+
+
+class Infer:
+    """POST /v2/models/{model}[/versions/{version}]/infer."""
+
+    def __init__(
+        self,
+        *,
+        catalogue: Catalogue,
+        dispatcher: Dispatcher,
+        outcomes: Outcomes,
+        metrics: Metrics,
+        wait_s: float,
+        max_body_bytes: int,
+    ) -> None:
+        self._catalogue = catalogue
+        self._dispatcher = dispatcher
+        self._outcomes = outcomes
+        self._wait_ms = int(wait_s * 1000)
+        self._max_body_bytes = max_body_bytes
+        self._count = metrics.responses.add
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Every failure is a problem document."""
+        begun_s = time.perf_counter()
+        request_id = self._dispatcher.next_id()
+        sent: dict[bytes, bytes] = dict(scope["headers"])
+        traceparent = sent.get(b"traceparent", b"")
+        if not _TRACEPARENT.fullmatch(traceparent):
+            traceparent = b"00-%032x-%016x-00" % (random.getrandbits(128) | 1, random.getrandbits(64) | 1)
+        try:
+            status, headers, body = await self._answer(scope, receive, sent, request_id, traceparent.decode())
+        except InferenceError as error:
+            status, headers, body = problem_response(error, request_id=request_id)
+        except Exception as error:  # the last resort of an edge: tell the caller nothing, the log everything
+            _log.exception("infer_failed", request_id=request_id)
+            hidden = InferenceError(ErrorCode.INTERNAL, f"an unexpected {type(error).__name__}; the log says more")
+            status, headers, body = problem_response(hidden, request_id=request_id)
+        headers.append((b"content-length", b"%d" % len(body)))
+        headers.append((b"x-request-id", request_id.encode()))
+        headers.append((b"traceparent", traceparent))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        self._count(status, time.perf_counter() - begun_s)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, sent: dict[bytes, bytes], request_id: str, traceparent: str
+    ) -> Answer:
+        name, _, version = scope["path"][len(PATH_HEAD) : -len(PATH_TAIL)].partition("/versions/")
+        model = self._catalogue.model(name)
+        model.metadata.resolve(version)
+        preferences = _NO_PREFERENCES
+        if b"prefer" in sent:
+            preferences = parse_preferences(value for key, value in scope["headers"] if key == b"prefer")
+        body = await self._read_body(receive, sent)
+        request = decode_request(body, _header_length(sent))
+        model.metadata.check(request)
+        call = self._call(request, preferences, request_id, traceparent, version)
+        asked_s = time.monotonic()
+        answer = await self._dispatcher.infer(model, request, call)
+        if isinstance(answer, Accepted):
+            return _accepted(answer, name, preferences)
+        if time.monotonic() - asked_s > _PATIENCE_S and _has_left(receive):
+            self._outcomes.keep(answer)
+        if error := answer.error():
+            raise error
+        return _succeeded(answer, request, preferences)
+
+    async def _read_body(self, receive: Receive, sent: dict[bytes, bytes]) -> bytes:
+        length = sent.get(b"content-length", b"0")
+        if int(length) > self._max_body_bytes:  # the HTTP server lets digits only pass
+            raise self._too_large(int(length))
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False) and message["type"] == "http.request":
+            if len(body) > self._max_body_bytes:
+                raise self._too_large(len(body))
+            return body
+        parts, size_bytes = [body], len(body)
+        while message.get("more_body", False):
+            if size_bytes > self._max_body_bytes:
+                raise self._too_large(size_bytes)
+            message = await receive()
+            parts.append(message.get("body", b""))
+            size_bytes += len(parts[-1])
+        if message["type"] == "http.disconnect":
+            raise InferenceError(ErrorCode.CANCELLED, "the caller left before the body was complete")
+        return b"".join(parts)
+
+    def _too_large(self, size_bytes: int) -> InferenceError:
+        return InferenceError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"the body has {size_bytes} bytes or more, this gateway takes {self._max_body_bytes}",
+            field="content-length",
+            value=size_bytes,
+            remedy="send less per request, raw tensors rather than JSON, or raise TIDEGATE_MAX_BODY_BYTES",
+        )
+
+    def _call(
+        self, request: InferenceRequest, preferences: Preferences, request_id: str, traceparent: str, version: str
+    ) -> Call:
+        wait_ms = self._wait_ms
+        if preferences.wait_s is not None:
+            wait_ms = min(wait_ms, preferences.wait_s * 1000)
+        deadline = None
+        budget_ms = _budget_ms(request.parameters)
+        if budget_ms:
+            deadline = Deadline.after(budget_ms, now_ms=time.time_ns() // 1_000_000)
+            wait_ms = min(wait_ms, budget_ms + _EXPIRED_ANSWER_GRACE_MS)
+        detached = preferences.respond_async and preferences.wait_s is None
+        return Call(request_id, wait_ms, detached, deadline, traceparent, version)
+
+
+def _header_length(sent: dict[bytes, bytes]) -> int | None:
+    text = sent.get(_HEADER_LENGTH)
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 12:
+        raise invalid(
+            f"{HEADER_LENGTH} is no number of bytes",
+            field=HEADER_LENGTH,
+            value=text.decode("latin-1"),
+            remedy="send the length of the JSON part in bytes, or leave the header out when the body is only JSON",
+        )
+    return int(text)
+
+
+def _budget_ms(parameters: dict[str, Any]) -> int:
+    """The request parameter `timeout`, microseconds until which the request must have started; 0: no deadline."""
+    timeout_us = parameters.get("timeout")
+    if timeout_us is None:
+        return 0
+    if type(timeout_us) is not int or not 0 <= timeout_us < 1 << 53:
+        raise invalid(
+            "the parameter timeout is no number of microseconds",
+            field="parameters.timeout",
+            value=timeout_us,
+            remedy="send a whole number of microseconds; 0 or nothing for no deadline",
+        )
+    return -(-timeout_us // 1000)
+
+
+def _has_left(receive: Receive) -> bool:
+    """Whether the caller has gone, without waiting: one step of receive() either ends at once or would wait."""
+    step: Any = receive()  # Any: typed as Awaitable, but a coroutine in every ASGI server
+    try:
+        step.send(None)
+    except StopIteration as done:
+        return bool(done.value["type"] == "http.disconnect")
+    step.close()
+    return False
+
+
+def _accepted(accepted: Accepted, model: str, preferences: Preferences) -> Answer:
+    headers = [
+        _JSON,
+        (b"location", job_path(accepted.job_id).encode()),
+        (b"retry-after", b"1"),
+    ]
+    _add_applied(headers, preferences, accepted=True)
+    return 202, headers, msgspec.json.encode(queued_document(accepted.job_id, model))
+
+
+def _succeeded(outcome: Outcome, request: InferenceRequest, preferences: Preferences) -> Answer:
+    value, header_length = outcome.value, outcome.header_length
+    wants_raw = request.parameters.get("binary_data_output") is True and not request.outputs
+    if not (wants_raw and header_length is not None):
+        response = decode_response(value, header_length)
+        value, header_length = encode_response(response, binary=wants_binary(request))
+    headers = [_JSON] if header_length is None else [_OCTETS, (_HEADER_LENGTH, b"%d" % header_length)]
+    _add_applied(headers, preferences, accepted=False)
+    return 200, headers, bytes(value)
+
+
+def _add_applied(headers: RawHeaders, preferences: Preferences, *, accepted: bool) -> None:
+    if preferences is not _NO_PREFERENCES and (applied := preferences.applied(accepted=accepted)):
+        headers.append((b"preference-applied", applied))

@@ -1,0 +1,154 @@
+"""Outcomes: recorded ends of requests, from reply records and in the object store.
+
+Keeping is stubborn: while the store is away it tries again, for what was accepted is not lost. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import msgspec
+import structlog
+
+from gateway.broker import Record
+from gateway.catalogue import Catalogue
+from gateway.metrics import Metrics
+from schemas.errors import ErrorCode, InferenceError
+from schemas.outcome import Outcome, decode_outcome_record, decode_stored, encode_stored, outcome_key
+from schemas.record import Origin
+from store.object_store import ObjectNotFound, ObjectStore, StoreError
+
+_log = structlog.get_logger(__name__)
+
+_CLAIM = "tidegate-claim"
+_FIRST_RETRY_S = 0.2
+_LAST_RETRY_S = 5.0
+_WRITERS = 16
+
+
+class Outcomes:
+    """Reads and keeps outcomes. All store access happens in threads."""
+
+    def __init__(self, *, store: ObjectStore, catalogue: Catalogue, metrics: Metrics) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._metrics = metrics
+        self._writers = asyncio.Semaphore(_WRITERS)
+        self._keeping: set[asyncio.Task[None]] = set()
+
+    async def of_record(self, record: Record) -> Outcome:
+        """The outcome in a reply record, its value fetched where the record only claims it.
+
+        Raises InferenceError: UNDECODABLE_RECORD, or UNAVAILABLE when the store does not give the value.
+        """
+        outcome = decode_outcome_record(record.headers, record.value)
+        if record.value:
+            return outcome
+        claim = dict(record.headers).get(_CLAIM)
+        if claim is None:
+            return outcome
+        value = await self._read(claim.decode(errors="replace"))
+        return msgspec.structs.replace(outcome, value=value)
+
+    async def load(self, origin: Origin, epoch: int) -> Outcome | None:
+        """The stored outcome of a request, None if there is none. Raises InferenceError(UNAVAILABLE)."""
+        try:
+            data = await asyncio.to_thread(self._store.get, outcome_key(origin, epoch))
+        except ObjectNotFound:
+            return None
+        except StoreError as cause:
+            raise _unavailable("read", cause) from cause
+        return decode_stored(data)
+
+    async def put_claim(self, key: str, value: bytes) -> None:
+        """Store a request's value that is too large for a record. Raises InferenceError(UNAVAILABLE)."""
+        try:
+            await asyncio.to_thread(self._store.put, key, value)
+        except StoreError as cause:
+            raise _unavailable("written", cause) from cause
+
+    def keep_record(self, record: Record, *, on_kept: Callable[[], None] = lambda: None) -> None:
+        """Store the outcome of a reply that nobody waits for, in the background; `on_kept` follows, come what may."""
+        self._start(self._keep_record(record), on_kept)
+
+    def keep(self, outcome: Outcome) -> None:
+        """Store an outcome that its caller did not take, in the background."""
+        self._start(self._keep(outcome), lambda: None)
+
+    async def settle(self) -> None:
+        """Wait until all that is being kept is stored. Cancel-safe: what is underway goes on."""
+        while self._keeping:
+            await asyncio.wait(self._keeping)
+
+    def stop(self) -> None:
+        """Give up what is still being kept; it stays in the replies topic."""
+        for task in self._keeping:
+            task.cancel()
+
+    def _start(self, keeping: Coroutine[None, None, None], on_kept: Callable[[], None]) -> None:
+        task = asyncio.get_running_loop().create_task(keeping)
+        self._keeping.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._keeping.discard(task)
+            if task.cancelled():
+                return
+            if error := task.exception():
+                _log.error("keep_outcome_failed", error=repr(error))
+            on_kept()
+
+        task.add_done_callback(done)
+
+    async def _keep_record(self, record: Record) -> None:
+        wait_s = _FIRST_RETRY_S
+        while True:
+            try:
+                outcome = await self.of_record(record)
+            except InferenceError as error:
+                if error.code is ErrorCode.UNAVAILABLE:
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(2 * wait_s, _LAST_RETRY_S)
+                    continue
+                self._metrics.replies_undecodable.inc()
+                _log.error("drop_reply", offset=record.offset, error=error.message)
+                return
+            await self._keep(outcome)
+            return
+
+    async def _keep(self, outcome: Outcome) -> None:
+        model = self._catalogue.of_topic(outcome.origin.topic)
+        if model is None:
+            _log.error("drop_outcome", id=outcome.id, origin=str(outcome.origin), error="no model has this topic")
+            return
+        key, data = outcome_key(outcome.origin, model.epoch), encode_stored(outcome)
+        wait_s = _FIRST_RETRY_S
+        while True:
+            try:
+                async with self._writers:
+                    new = await asyncio.to_thread(self._store.put, key, data, if_absent=True)
+            except StoreError as error:
+                _log.warning("keep_outcome_again", id=outcome.id, error=repr(error), in_s=wait_s)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LAST_RETRY_S)
+                continue
+            if new:
+                self._metrics.outcomes_kept.inc()
+                _log.info("keep_outcome", id=outcome.id, origin=str(outcome.origin))
+            return
+
+    async def _read(self, key: str) -> bytes:
+        try:
+            return await asyncio.to_thread(self._store.get, key)
+        except ObjectNotFound as cause:
+            raise InferenceError(ErrorCode.INTERNAL, "the answer's payload is gone from the object store") from cause
+        except StoreError as cause:
+            raise _unavailable("read", cause) from cause
+
+
+def _unavailable(what: str, cause: StoreError) -> InferenceError:
+    return InferenceError(
+        ErrorCode.UNAVAILABLE,
+        f"the object store cannot be {what}: {cause}",
+        remedy="try again in a moment",
+    )

@@ -1,0 +1,71 @@
+"""Problem: errors as HTTP callers read them, RFC 9457 problem documents. The one place where a code becomes a status.
+
+Knows no route and no Kafka.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+
+from schemas.errors import ErrorCode, InferenceError
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+_CONTENT_TYPE = (b"content-type", b"application/problem+json")
+# When to come again. Others of a retryable kind carry no time: nobody knows one.
+_RETRY_AFTER_S = {ErrorCode.OVERLOADED: 1, ErrorCode.UNAVAILABLE: 1, ErrorCode.MODEL_LOAD_FAILED: 5}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """The document. `error` repeats `detail` where clients of the Open Inference Protocol look for it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    retryable: bool
+    error: str
+    field: str | msgspec.UnsetType = msgspec.UNSET
+    value: str | msgspec.UnsetType = msgspec.UNSET
+    remedy: str | msgspec.UnsetType = msgspec.UNSET
+    request_id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def problem_of(error: InferenceError, *, request_id: str = "") -> Problem:
+    """The document of an error; fields that say nothing are left out."""
+    code = error.code
+    return Problem(
+        f"urn:tidegate:error:{code.wire}",
+        code.wire.replace("_", " "),
+        code.http_status,
+        error.message,
+        code.wire,
+        code.retryable,
+        error.message,
+        error.field or msgspec.UNSET,
+        error.value or msgspec.UNSET,
+        error.remedy or msgspec.UNSET,
+        request_id or msgspec.UNSET,
+    )
+
+
+def problem_response(error: InferenceError, *, request_id: str = "") -> tuple[int, RawHeaders, bytes]:
+    """(status, headers without content-length, body) that answer with `error`."""
+    headers: RawHeaders = [_CONTENT_TYPE]
+    retry_after_s = _RETRY_AFTER_S.get(error.code)
+    if retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % retry_after_s))
+    return error.code.http_status, headers, _encode(problem_of(error, request_id=request_id))
+
+
+def routing_problem(status: int) -> tuple[RawHeaders, bytes]:
+    """(headers, body) for what never reached a route: an unknown path, a wrong method."""
+    phrase = HTTPStatus(status).phrase
+    code = phrase.lower().replace(" ", "_")
+    return [_CONTENT_TYPE], _encode(Problem(f"urn:tidegate:error:{code}", phrase, status, phrase, code, False, phrase))
