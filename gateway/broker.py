@@ -7,7 +7,6 @@ Must not know HTTP, models or outcomes: names and bytes in, names and bytes out.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
@@ -18,6 +17,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced, for_code
 from aiokafka.structs import OffsetAndMetadata
+
+from gateway.outbox import Outbox
 
 _log = structlog.get_logger(__name__)
 
@@ -32,14 +33,6 @@ _STOP_TIMEOUT_S = 2.0  # stop() of this client is known to hang
 _RETRY_S = 0.5
 _POLL_MS = 1000
 _TOPIC_EXISTS = 36
-
-
-class Appended(Protocol):
-    """The broker's acknowledgement: where a record went, and when by the broker's clock."""
-
-    partition: int
-    offset: int
-    timestamp: int
 
 
 class Record(Protocol):
@@ -81,8 +74,7 @@ class Broker:
         self._producer: Any = None
         self._lookup: Any = None
         self._partitions: dict[str, int] = {}
-        self._turn: dict[str, int] = {}
-        self._sticky: dict[str, int] = {}
+        self._outboxes: dict[str, Outbox] = {}
         self._producer_lost = asyncio.Event()
 
     async def start(self) -> None:
@@ -125,32 +117,29 @@ class Broker:
         count = self._partitions[topic] = len(await self._producer.partitions_for(topic))
         return count
 
-    async def send(self, topic: str, value: bytes, headers: list[tuple[str, bytes]]) -> asyncio.Future[Appended]:
-        """Hand a record to the producer; the future is the broker's acknowledgement by all in-sync replicas.
-
-        Records of one tick of the event loop go to one partition, the next tick's to the next: requests that come
-        together stay together, rare ones spread evenly. Cancelling the future does not take the record back.
-        """
-        partition = self._sticky.get(topic)
-        if partition is None:
-            count = self._partitions.get(topic) or await self.learn(topic)
-            if not self._sticky:
-                asyncio.get_running_loop().call_soon(self._sticky.clear)
-            before = self._turn.get(topic)
-            # The first partition is drawn, so that gateways started together do not march in step.
-            partition = random.randrange(count) if before is None else (before + 1) % count
-            self._turn[topic] = self._sticky[topic] = partition
-        try:
-            appended: asyncio.Future[Appended] = await self._producer.send(
-                topic, value, partition=partition, headers=headers
+    async def open_outbox(self, topic: str) -> Outbox:
+        """Where records for a topic are handed over. Raises BrokerError when there is no such topic."""
+        if topic not in self._partitions:
+            await self.learn(topic)
+        outbox = self._outboxes.get(topic)
+        if outbox is None:
+            outbox = self._outboxes[topic] = Outbox(
+                topic,
+                producer=lambda: self._producer,
+                partition_count=lambda: self._partitions[topic],
+                on_error=lambda error: self._note_lost(topic, error),
             )
-        except AssertionError as cause:  # how the client says that the partition is gone
+        return outbox
+
+    def outbox(self, topic: str) -> Outbox | None:
+        """The outbox of a topic that has one already."""
+        return self._outboxes.get(topic)
+
+    def _note_lost(self, topic: str, error: BaseException) -> None:
+        if isinstance(error, AssertionError):  # how the client says that the partition is gone
+            self._outboxes.pop(topic, None)
             self._partitions.pop(topic, None)
-            raise BrokerError(f"{topic} has no partition {partition} any more") from cause
-        except BrokerError as error:
-            self.note_failure(error)
-            raise
-        return appended
+        self.note_failure(error)
 
     def note_failure(self, error: BaseException) -> None:
         """Tell of a failed acknowledgement: some mean that the producer is dead and must be replaced."""
@@ -177,6 +166,8 @@ class Broker:
 
     async def flush(self) -> None:
         """Wait until everything handed over is acknowledged or failed."""
+        for outbox in list(self._outboxes.values()):
+            await outbox.flush()
         await self._producer.flush()
 
     def follow(self, topic: str, positions: Mapping[int, int], *, group: str | None = None) -> Follower:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from gateway.broker import REQUEST_TIMEOUT_S, Appended, Broker, BrokerError, Record
+from gateway.broker import REQUEST_TIMEOUT_S, Broker, BrokerError, Record
 from gateway.job_id import Job, encode_job_id
+from gateway.outbox import Handed
 from gateway.outcomes import Outcomes
 from schemas.control import ModelAnnouncement
 from schemas.deadline import Deadline
@@ -52,14 +53,39 @@ class Accepted(msgspec.Struct, frozen=True):
 class _Waiter:
     """A request in flight. Times are the event loop's, in seconds."""
 
-    __slots__ = ("appended", "deadline_s", "future", "give_up_s", "timer")
+    __slots__ = ("deadline_s", "future", "give_up_s", "handed", "timer")
 
     def __init__(self, future: asyncio.Future[Record | None], give_up_s: float, deadline_s: float) -> None:
         self.future = future  # the reply; None: the wait is spent and the broker has acknowledged
         self.give_up_s = give_up_s
         self.deadline_s = deadline_s  # for the acknowledgement
-        self.appended: asyncio.Future[Appended] | None = None
+        self.handed: Handed | None = None
         self.timer: asyncio.TimerHandle | None = None
+
+    def note_end(self, handed: Handed) -> None:
+        """The broker has taken the record, or it has failed."""
+        if self.future.done():
+            return
+        if handed.error is not None:
+            self.future.set_exception(_not_taken(handed.error))
+        elif self.future.get_loop().time() >= self.give_up_s:
+            self.future.set_result(None)
+
+    def look(self) -> None:
+        """End what has run out of time, and look again when the next time runs out."""
+        if self.future.done():
+            return
+        loop = self.future.get_loop()
+        now_s = loop.time()
+        acknowledged = self.handed is not None and self.handed.has_ended
+        if acknowledged and now_s >= self.give_up_s:
+            self.future.set_result(None)
+        elif not acknowledged and now_s >= self.deadline_s:
+            self.future.set_exception(_not_acknowledged())
+        else:  # without an acknowledgement only that decides between a job id and a failure
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer = loop.call_at(self.give_up_s if acknowledged else self.deadline_s, self.look)
 
 
 class Dispatcher:
@@ -150,7 +176,7 @@ class Dispatcher:
             hurried.cancel()
         for waiter in list(self._waiters.values()):
             waiter.give_up_s = 0.0
-            self._on_timer(waiter)
+            waiter.look()
 
     async def idle(self) -> None:
         """Wait until no request is in flight."""
@@ -165,9 +191,8 @@ class Dispatcher:
         key = call.id.encode()
         self._waiters[key] = waiter
         try:
-            appended = waiter.appended = await self._produce(model, request, call, reply_to)
-            appended.add_done_callback(self._failure_to(waiter))
-            waiter.timer = loop.call_at(min(waiter.give_up_s, waiter.deadline_s), self._on_timer, waiter)
+            handed = waiter.handed = await self._produce(model, request, call, reply_to, waiter.note_end)
+            waiter.timer = loop.call_at(min(waiter.give_up_s, waiter.deadline_s), waiter.look)
             record = await waiter.future
         finally:
             self._waiters.pop(key, None)
@@ -175,20 +200,28 @@ class Dispatcher:
                 waiter.timer.cancel()
         if record is not None:
             return await self._outcomes.of_record(record)
-        return self._accepted(model, appended, kept=True)
+        return self._accepted(model, handed, kept=True)
 
     async def _submit(self, model: ModelAnnouncement, request: InferenceRequest, call: Call) -> Accepted:
-        appended = await self._produce(model, request, call, None)
-        # wait() leaves the future alone when the time is up; the record may be on its way.
-        await asyncio.wait((appended,), timeout=REQUEST_TIMEOUT_S)
-        if not appended.done():
-            appended.add_done_callback(self._note_failure)
-            raise _not_acknowledged()
-        return self._accepted(model, appended, kept=False)
+        ended = asyncio.Event()
+        handed = await self._produce(model, request, call, None, lambda _: ended.set())
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await ended.wait()
+        except TimeoutError as cause:  # the record may be on its way
+            raise _not_acknowledged() from cause
+        if handed.error is not None:
+            raise _not_taken(handed.error) from handed.error
+        return self._accepted(model, handed, kept=False)
 
     async def _produce(
-        self, model: ModelAnnouncement, request: InferenceRequest, call: Call, reply_to: ReplyTo | None
-    ) -> asyncio.Future[Appended]:
+        self,
+        model: ModelAnnouncement,
+        request: InferenceRequest,
+        call: Call,
+        reply_to: ReplyTo | None,
+        on_end: Callable[[Handed], None],
+    ) -> Handed:
         value, header_length = encode_request(request)
         claim = ""
         if len(value) > self._claim_above_bytes:
@@ -208,61 +241,28 @@ class Dispatcher:
             call.detached,
         )
         headers = request_headers(envelope, header_length, now_ms=time.time_ns() // 1_000_000)
-        try:
-            return await self._broker.send(model.topic, value, headers)
-        except BrokerError as cause:
-            raise _not_taken(cause) from cause
+        outbox = self._broker.outbox(model.topic)
+        if outbox is None:
+            try:
+                outbox = await self._broker.open_outbox(model.topic)
+            except BrokerError as cause:
+                raise _not_taken(cause) from cause
+        handed = Handed(value, headers, on_end)
+        outbox.put(handed)
+        return handed
 
-    def _failure_to(self, waiter: _Waiter) -> Callable[[asyncio.Future[Appended]], None]:
-        def tell(appended: asyncio.Future[Appended]) -> None:
-            if appended.cancelled() or (error := appended.exception()) is None:
-                return
-            self._broker.note_failure(error)
-            if not waiter.future.done():
-                failure = _not_taken(error)
-                failure.__cause__ = error
-                waiter.future.set_exception(failure)
-
-        return tell
-
-    def _note_failure(self, appended: asyncio.Future[Appended]) -> None:
-        if not appended.cancelled() and (error := appended.exception()) is not None:
-            self._broker.note_failure(error)
-
-    def _on_timer(self, waiter: _Waiter) -> None:
-        if waiter.future.done():
-            return
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        acknowledged = waiter.appended is not None and waiter.appended.done()
-        if acknowledged and now_s >= waiter.give_up_s:
-            waiter.future.set_result(None)
-        elif not acknowledged and now_s >= waiter.deadline_s:
-            waiter.future.set_exception(_not_acknowledged())
-        elif waiter.appended is not None:
-            if waiter.timer is not None:
-                waiter.timer.cancel()
-            if acknowledged:
-                waiter.timer = loop.call_at(waiter.give_up_s, self._on_timer, waiter)
-            else:  # spent before the acknowledgement: only that decides between a job id and a failure
-                waiter.appended.add_done_callback(lambda _: self._on_timer(waiter))
-                waiter.timer = loop.call_at(waiter.deadline_s, self._on_timer, waiter)
-
-    def _accepted(self, model: ModelAnnouncement, appended: asyncio.Future[Appended], *, kept: bool) -> Accepted:
-        try:
-            place = appended.result()
-        except BrokerError as cause:
-            self._broker.note_failure(cause)
-            raise _not_taken(cause) from cause
-        name = self._topics.model_of(model.topic)
-        job = Job(name, model.epoch, place.partition, place.offset, place.timestamp, kept)
+    def _accepted(self, model: ModelAnnouncement, handed: Handed, *, kept: bool) -> Accepted:
+        partition, offset, appended_ms = handed.place()
+        job = Job(self._topics.model_of(model.topic), model.epoch, partition, offset, appended_ms, kept)
         return Accepted(encode_job_id(job, key=self._job_key))
 
 
 def _not_taken(cause: BaseException) -> InferenceError:
-    return InferenceError(
+    error = InferenceError(
         ErrorCode.UNAVAILABLE, f"Kafka did not take the request: {cause!r}", remedy="try again in a moment"
     )
+    error.__cause__ = cause
+    return error
 
 
 def _not_acknowledged() -> InferenceError:

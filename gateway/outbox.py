@@ -1,0 +1,132 @@
+"""Outbox: the records of one topic on their way to Kafka, many per write.
+
+One batch is under way, the next one collects meanwhile, so that what a record costs shrinks as load grows. Batches go
+to the partitions in turn: requests that come together stay together, rare ones spread evenly. Must not know a Kafka
+client's classes beyond the producer that it is given, nor what records hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+Headers = list[tuple[str, bytes]]
+
+
+class Handed:
+    """A record that was handed over. `on_end` is called once, when the broker has taken it or it has failed."""
+
+    __slots__ = ("_flight", "_index", "headers", "on_end", "value")
+
+    def __init__(self, value: bytes, headers: Headers, on_end: Callable[[Handed], None]) -> None:
+        self.value = value
+        self.headers = headers
+        self.on_end = on_end
+        self._flight: _Flight | None = None
+        self._index = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known what became of the record."""
+        return self._flight is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the record was not taken; None while it is under way, and when it was."""
+        return None if self._flight is None else self._flight.error
+
+    def place(self) -> tuple[int, int, int]:
+        """Partition, offset and time by the broker's clock in milliseconds. Raises RuntimeError before there is one."""
+        flight = self._flight
+        if flight is None or flight.metadata is None:
+            raise RuntimeError("the record has no place yet")
+        metadata = flight.metadata
+        return metadata.partition, metadata.offset + self._index, metadata.timestamp
+
+    def end(self, flight: _Flight, index: int) -> None:
+        """Tell it what became of its batch."""
+        self._flight, self._index = flight, index
+        self.value, self.headers = b"", []
+        self.on_end(self)
+
+
+class _Flight:
+    """What became of a batch: the broker's acknowledgement of its first record, or an error."""
+
+    __slots__ = ("error", "metadata")
+
+    def __init__(self, metadata: Any, error: BaseException | None) -> None:  # Any: the client publishes no types
+        self.metadata = metadata
+        self.error = error
+
+
+class Outbox:
+    """The records of one topic. `producer` gives the present producer, which may be replaced between two batches."""
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        producer: Callable[[], Any],
+        partition_count: Callable[[], int],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """`on_error` is told of each batch that failed, before its records are."""
+        self._topic = topic
+        self._producer = producer
+        self._partition_count = partition_count
+        self._on_error = on_error
+        self._queue: list[Handed] = []
+        self._turn: int | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, record: Handed) -> None:
+        """Hand a record over; never waits. It leaves with the end of this tick, or with the batch under way."""
+        self._queue.append(record)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"outbox {self._topic}")
+
+    async def flush(self) -> None:
+        """Wait until everything handed over has ended. Cancel-safe."""
+        while self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def _run(self) -> None:
+        try:
+            while self._queue:
+                queue, self._queue = self._queue, []
+                await self._send(queue)
+        finally:
+            self._task = None
+
+    async def _send(self, queue: list[Handed]) -> None:
+        first = 0
+        while first < len(queue):
+            batch = self._producer().create_batch()
+            end = first
+            while end < len(queue):
+                record = queue[end]
+                if batch.append(timestamp=None, key=None, value=record.value, headers=record.headers) is None:
+                    break
+                end += 1
+            flight = await self._fly(batch)
+            for index in range(first, end):
+                queue[index].end(flight, index - first)
+            first = end
+
+    async def _fly(self, batch: Any) -> _Flight:
+        partition = self._next_partition()
+        try:
+            acknowledged = await self._producer().send_batch(batch, self._topic, partition=partition)
+            return _Flight(await acknowledged, None)
+        except Exception as error:  # whatever it is, every record of the batch must hear of it
+            self._on_error(error)
+            return _Flight(None, error)
+
+    def _next_partition(self) -> int:
+        count = self._partition_count()
+        # The first one is drawn, so that gateways started together do not march in step.
+        self._turn = random.randrange(count) if self._turn is None else (self._turn + 1) % count
+        return self._turn
