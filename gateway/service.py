@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 3.0
 _JOB_IDS_BEFORE_END_S = 3.0  # when waiting callers get job ids instead, before the drain's deadline
-_CONTROL_CONFIGS = {"cleanup.policy": "compact"}
+_CONTROL_CONFIGS = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
 
 
 class State(Enum):

@@ -29,6 +29,7 @@ from store import ObjectStore, open_store
 from workers.delivery import Delivery, Partition
 from workers.engine import Engine
 from workers.intake import RangeIntake
+from workers.interpreter import tune_interpreter
 from workers.model_cache import ModelCache
 from workers.publisher import Publication, TransactionalPublisher
 from workers.repository import ModelRepository
@@ -119,8 +120,6 @@ class OrderedResults:
 
     async def claim(self, publication: Publication) -> Publication:
         """Put a value that is too large for a record into the object store; the record then refers to it."""
-        if len(publication.value or b"") <= _CLAIM_ABOVE_BYTES:
-            return publication
         origin = dict(publication.headers)["tidegate-origin"].decode()
         key = f"claims/{self._topic}/{origin}"
         await asyncio.to_thread(self._store.put, key, publication.value or b"")
@@ -290,10 +289,17 @@ class Scoring:
         for delivery, _ in taken:
             intake.acknowledge(delivery)
         offsets = {(partition.topic, partition.number): partition.tracker.progress() for partition in intake.partitions}
-        publications = [await results.claim(publication) for _, publication in taken]
+        publications = [
+            await results.claim(publication) if is_large(publication) else publication for _, publication in taken
+        ]
         await publisher.commit(publications, offsets, group=self._group)
         results.score.checkpoints += 1
         self._on_rows(len(taken))
+
+
+def is_large(publication: Publication) -> bool:
+    """Whether a value does not belong into a record."""
+    return len(publication.value or b"") > _CLAIM_ABOVE_BYTES
 
 
 def _nobody_waits() -> None:
@@ -306,6 +312,7 @@ def score(settings: ScoreSettings) -> int:
 
 
 async def _score(settings: ScoreSettings) -> int:
+    tune_interpreter()
     console = Console(stderr=True)
     shown = settings.progress and console.is_terminal
     with Progress(
