@@ -21,7 +21,6 @@ from store.object_store import ObjectNotFound, ObjectStore, StoreError
 
 _log = structlog.get_logger(__name__)
 
-_CLAIM = "tidegate-claim"
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 5.0
 _WRITERS = 16
@@ -43,13 +42,9 @@ class Outcomes:
         Raises InferenceError: UNDECODABLE_RECORD, or UNAVAILABLE when the store does not give the value.
         """
         outcome = decode_outcome_record(record.headers, record.value)
-        if record.value:
+        if not outcome.claim:
             return outcome
-        claim = dict(record.headers).get(_CLAIM)
-        if claim is None:
-            return outcome
-        value = await self._read(claim.decode(errors="replace"))
-        return msgspec.structs.replace(outcome, value=value)
+        return msgspec.structs.replace(outcome, value=await self._read(outcome.claim), claim="")
 
     async def load(self, origin: Origin, epoch: int) -> Outcome | None:
         """The stored outcome of a request, None if there is none. Raises InferenceError(UNAVAILABLE)."""

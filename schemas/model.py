@@ -61,9 +61,28 @@ class ModelMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def check(self, request: InferenceRequest) -> int:
         """Raise InferenceError unless `request` fits; return its rows (1 where there is no batch dimension)."""
+        rows = 0
+        inputs = request.inputs
+        if [tensor.name for tensor in inputs] == self._input_names:  # nearly always: all of them, in the model's order
+            for tensor, spec in zip(inputs, self.inputs, strict=True):
+                rows = self._check_input(tensor, spec, rows)
+        else:
+            rows = self._check_by_name(inputs)
+        if request.outputs:
+            known = {spec.name for spec in self.outputs}
+            for output in request.outputs:
+                if output.name not in known:
+                    raise self._unknown("output", output.name, self.outputs)
+        return rows or 1
+
+    @property
+    def _input_names(self) -> list[str]:
+        return [spec.name for spec in self.inputs]
+
+    def _check_by_name(self, inputs: tuple[Tensor, ...]) -> int:
         specs = {spec.name: spec for spec in self.inputs}
         rows = 0
-        for tensor in request.inputs:
+        for tensor in inputs:
             spec = specs.pop(tensor.name, None)
             if spec is None:
                 raise self._unknown("input", tensor.name, self.inputs)
@@ -73,15 +92,10 @@ class ModelMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
                 raise invalid(
                     f"input {spec.name!r} of model {self.name!r} is missing",
                     field="inputs",
-                    value=[tensor.name for tensor in request.inputs],
+                    value=[tensor.name for tensor in inputs],
                     remedy=f"add {spec.name!r}: {spec.datatype} of shape {self._wire_shape(spec)}, each input once",
                 )
-        if request.outputs:
-            known = {spec.name for spec in self.outputs}
-            for output in request.outputs:
-                if output.name not in known:
-                    raise self._unknown("output", output.name, self.outputs)
-        return rows or 1
+        return rows
 
     def _check_input(self, tensor: Tensor, spec: TensorSpec, rows: int) -> int:
         if tensor.datatype != spec.datatype:
@@ -102,7 +116,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
                     remedy=f"send shape {self._wire_shape(spec)}",
                 )
             rows, shape = shape[0], shape[1:]
-        if len(shape) != len(dims) or any(want not in (-1, got) for want, got in zip(dims, shape, strict=True)):
+        if shape != dims and not _fits(shape, dims):
             raise invalid(
                 f"input {tensor.name!r} has shape {list(tensor.shape)}, model {self.name!r} takes "
                 f"{self._wire_shape(spec)}",
@@ -122,3 +136,9 @@ class ModelMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
             value=name,
             remedy=f"its {kind}s are {', '.join(spec.name for spec in specs)}",
         )
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    if len(shape) != len(dims):
+        return False
+    return all(want in (got, -1) for got, want in zip(shape, dims, strict=True))

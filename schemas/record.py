@@ -22,6 +22,7 @@ from schemas.v2 import HEADER_LENGTH, decode_request, encode_request
 Headers = Sequence[tuple[str, bytes]]
 
 DEADLINE_HEADER = "tidegate-deadline-ms"
+VERSION_HEADER = "tidegate-model-version"
 REQUEST_TYPE = b"tidegate.inference.request.v1"
 SPEC_VERSION = ("ce_specversion", b"1.0")
 JSON_CONTENT = ("content-type", b"application/json")
@@ -122,7 +123,7 @@ def request_headers(envelope: Envelope, header_length: int, *, now_ms: int) -> l
     if envelope.deadline is not None:
         headers.append((DEADLINE_HEADER, b"%d" % envelope.deadline.at_ms))
     if envelope.model_version:
-        headers.append(("tidegate-model-version", envelope.model_version.encode()))
+        headers.append((VERSION_HEADER, envelope.model_version.encode()))
     if envelope.priority:
         headers.append(("tidegate-priority", b"%d" % envelope.priority))
     if envelope.attempt != 1:
@@ -162,7 +163,7 @@ def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | N
             got.get("ce_source", b"").decode(),
             reply_to,
             deadline,
-            got.get("tidegate-model-version", b"").decode(),
+            got.get(VERSION_HEADER, b"").decode(),
             priority,
             attempt,
             got.get("traceparent", b"").decode(),

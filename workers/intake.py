@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -23,7 +23,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.progress import Progress, inherited_progress
-from schemas.record import DEADLINE_HEADER, Origin
+from schemas.record import DEADLINE_HEADER, VERSION_HEADER, Origin
 from workers.acks import AckTracker
 from workers.arrival import BrokerClock
 from workers.delivery import Delivery, Exhausted, Partition, RebalanceListener
@@ -36,6 +36,7 @@ _FETCH_WAIT_MS = 500
 _FETCH_RECORDS = 1000
 _RETRY_S = 0.5
 _COORDINATOR_TRIES = 20
+_LEFT_OUT = (DEADLINE_HEADER, VERSION_HEADER)
 
 
 class _ConsumerIntake:
@@ -162,17 +163,7 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
             if partition is None:  # revoked while the fetch was under way; its next owner reads it
                 continue
             deliver = partition.tracker.deliver
-            deliveries += [
-                Delivery(
-                    partition,
-                    Origin(key.topic, key.partition, record.offset),
-                    record.timestamp,
-                    record.headers,
-                    record.value,
-                )
-                for record in records
-                if deliver(record.offset)
-            ]
+            deliveries += [_delivery(partition, record, record.headers) for record in records if deliver(record.offset)]
         return deliveries
 
     async def _pass_gaps(self) -> None:
@@ -248,7 +239,7 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
 class RangeIntake(_ConsumerIntake):
     """One topic from the group's committed progress up to its end at `open`; commits nothing itself.
 
-    Deadlines are left out: they were for whoever waited at the time.
+    Deadlines and versions are left out: they were for whoever waited at the time.
     """
 
     def __init__(self, *, bootstrap: str, group: str, topic: str) -> None:
@@ -306,13 +297,7 @@ class RangeIntake(_ConsumerIntake):
             for key, records in fetched.items():
                 partition, end = self._partitions[key], self._ends[key]
                 deliveries += [
-                    Delivery(
-                        partition,
-                        Origin(key.topic, key.partition, record.offset),
-                        record.timestamp,
-                        [header for header in record.headers if header[0] != DEADLINE_HEADER],
-                        record.value,
-                    )
+                    _delivery(partition, record, [header for header in record.headers if header[0] not in _LEFT_OUT])
                     for record in records
                     if record.offset < end and partition.tracker.deliver(record.offset)
                 ]
@@ -324,6 +309,11 @@ class RangeIntake(_ConsumerIntake):
         for key, partition in self._partitions.items():
             position = await self._open_consumer().position(key)
             partition.tracker.pass_gap(min(position, self._ends[key]))
+
+
+def _delivery(partition: Partition, record: Any, headers: Sequence[tuple[str, bytes]]) -> Delivery:
+    origin = Origin(partition.topic, partition.number, record.offset)
+    return Delivery(partition, origin, record.timestamp, headers, record.value)
 
 
 async def _commits(
