@@ -53,6 +53,9 @@ controller.quorum.bootstrap.servers=127.0.0.1:{controller_port}
 log.dirs={log_dir}
 auto.create.topics.enable=false
 group.initial.rebalance.delay.ms=0
+# One machine of few cores, shared with everything else: by default 3 and 8, which hand each request around.
+num.network.threads=1
+num.io.threads=2
 # One node: nothing to replicate to.
 offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1

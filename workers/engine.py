@@ -49,7 +49,7 @@ class Engine:
         self._max_queued_bytes = max_queued_bytes
         self._intake = intake
         self._recorder = recorder
-        self._lanes: dict[ModelRef, Lane] = {}
+        self._lanes: dict[tuple[str, str], Lane] = {}
         self._paused: set[str] = set()
         self._claims = 0
         self._claims_done = asyncio.Event()
@@ -155,20 +155,20 @@ class Engine:
         metadata = self._metadata_by_topic[delivery.partition.topic]
         version = metadata.resolve(envelope.model_version)
         rows = metadata.check(request)
-        lane = self._lane(ModelRef(metadata.name, version))
+        lane = self._lane(metadata.name, version)
         lane.offer(Work(delivery, envelope, request, len(value or b"")), rows, received_us)
         return lane
 
-    def _lane(self, ref: ModelRef) -> Lane:
-        lane = self._lanes.get(ref)
+    def _lane(self, model: str, version: str) -> Lane:
+        lane = self._lanes.get((model, version))
         if lane is None:
-            lane = self._lanes[ref] = Lane(
-                ref,
+            lane = self._lanes[model, version] = Lane(
+                ModelRef(model, version),
                 models=self._models,
                 recorder=self._recorder,
                 intake=self._intake,
                 tasks=self._tasks,
-                on_change=lambda: self._bound(ref.name),
+                on_change=lambda: self._bound(model),
             )
             if self._held:
                 lane.hold()

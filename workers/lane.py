@@ -171,7 +171,7 @@ class Lane:
         rows = [entry.rows for entry in entries]
         batch = Batch(works, rows, [entry.arrived_us for entry in entries], at_us)
         instance.in_flight += 1
-        size_bytes = sum(len(tensor.data) for work in works for tensor in work.request.inputs)
+        size_bytes = sum([work.size_bytes for work in works])
         if size_bytes <= _ASSEMBLE_INLINE_BYTES:
             self._submit(instance, batch, assemble([work.request for work in works], batch.total_rows))
         else:

@@ -69,6 +69,7 @@ class OutcomeRecorder:
         self._publisher = publisher
         self._store = store
         self._topics = topics
+        self._replies = topics.replies
         self._source = f"/tidegate/pool/{pool}".encode()
         self._epochs = epochs
         self._claim_above_bytes = claim_above_bytes
@@ -193,7 +194,7 @@ class OutcomeRecorder:
         self._intake.acknowledge(delivery)
 
     def _is_known(self, reply_to: ReplyTo) -> bool:
-        return reply_to.topic == self._topics.replies and 0 <= reply_to.partition < self._partition_counts.get(
+        return reply_to.topic == self._replies and 0 <= reply_to.partition < self._partition_counts.get(
             reply_to.topic, 0
         )
 
@@ -201,7 +202,7 @@ class OutcomeRecorder:
         """Where the answer goes. A record must not have us write where nobody waits, or to what is no replies topic:
         its answer is found among the results then.
         """
-        if reply_to is not None and reply_to.topic == self._topics.replies:
+        if reply_to is not None and reply_to.topic == self._replies:
             count = await self._publisher.partition_count(reply_to.topic)
             if count:
                 self._partition_counts[reply_to.topic] = count

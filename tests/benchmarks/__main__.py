@@ -14,7 +14,7 @@ from rich.console import Console
 
 from local.errors import LocalStackError
 from local.kafka import LocalKafka
-from tests.benchmarks import batching, device, idle, scoring, sync
+from tests.benchmarks import batching, device, floor, idle, scoring, sync
 from tests.benchmarks.bench import FULL_RUN_S, Bench
 from tests.benchmarks.load import ensure_wrk
 from tests.benchmarks.report import markdown, print_tables, write_json, write_markdown
@@ -41,6 +41,9 @@ def main() -> int:
             if options.hold:
                 sync.hold(bench, options.hold)
                 return 0
+            if set(options.only) - {"batching", "idle"}:
+                console.print("[bold]warming the broker up[/]")
+                floor.warm_up(bench.bootstrap, log=bench.directory / "warm-up.log", run_s=4 * bench.run_s)
             for name, measure in _BENCHMARKS.items():
                 if name in options.only:
                     console.print(f"[bold]{name}[/]")

@@ -40,6 +40,12 @@ def echo(bootstrap: str, *, log: Path) -> Iterator[None]:
         yield
 
 
+def warm_up(bootstrap: str, *, log: Path, run_s: float) -> None:
+    """Load for the broker alone: its virtual machine compiles for half a minute what it is asked for most."""
+    with echo(bootstrap, log=log):
+        round_trips(bootstrap, outstanding=64, run_s=run_s)
+
+
 def round_trips(bootstrap: str, *, outstanding: int, run_s: float) -> Load:
     """Send round trips for so long, so many at a time."""
     return uvloop.run(_round_trips(bootstrap, outstanding, run_s))
