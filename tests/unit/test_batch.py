@@ -131,6 +131,7 @@ async def run(backend: Poisoned, requests: list[InferenceRequest]) -> Finished:
         "m", "device", 64, (TensorSpec("IN", "FP32", (-1,)),), (FP32, TensorSpec("OUT2", "FP32", (-1,)))
     )
     instance = Instance(backend, config, name="m")
+    await instance.load(Path())
     rows = [sent.inputs[0].shape[0] for sent in requests]
     batch = Batch([work(sent, number) for number, sent in enumerate(requests)], rows, [0] * len(rows), 0)
     finished: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
