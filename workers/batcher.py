@@ -131,9 +131,7 @@ class Batcher(Generic[T]):
         """
         if not self.rows:
             return None
-        while self._deadlines and self._deadlines[0][2].gone:
-            heapq.heappop(self._deadlines)
-        deadline_us = self._deadlines[0][0] if self._deadlines else None
+        deadline_us = self._next_deadline()
         if not instance_free:
             return deadline_us
         due_us = min(group.oldest_us() for group in self._groups.values()) + self.policy.max_queue_delay_us
@@ -142,15 +140,23 @@ class Batcher(Generic[T]):
     def cut(self, now_us: int, *, instance_free: bool = True, flush: bool = False) -> list[Entry[T]] | None:
         """The next batch in order of arrival, or None if none may leave now.
 
-        `instance_free`: something can run it at once; otherwise only a full batch leaves. `flush`: whatever is queued
-        leaves without waiting for its delay, as a drain wants. Expired requests are never in a batch, but are only
+        `instance_free`: something can run it at once; otherwise only a full batch leaves, and none while a request with
+        a deadline is queued, for that could pass before the batch runs. `flush`: whatever is queued leaves without
+        waiting for its delay, as a drain wants. Expired requests are never in a batch, but are only
         handed out by `take_expired`: call that first.
         """
+        if not instance_free and self._next_deadline() is not None:
+            return None
         group = self._choose(now_us, instance_free, flush)
         if group is None:
             return None
         overdue = flush or group.oldest_us() + self.policy.max_queue_delay_us <= now_us
         return self._take(group, self._size(group, overdue))
+
+    def _next_deadline(self) -> int | None:
+        while self._deadlines and self._deadlines[0][2].gone:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
 
     def _choose(self, now_us: int, instance_free: bool, flush: bool) -> _Group[T] | None:
         policy = self.policy

@@ -128,6 +128,17 @@ def test_while_busy_a_batch_grows_and_only_a_full_one_is_prepared_ahead() -> Non
     assert len(batcher.cut(50_000, instance_free=False) or []) == 3
 
 
+def test_nothing_is_prepared_ahead_while_a_deadline_could_pass_before_it_runs() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=2))
+    batcher.add(entry(0))
+    batcher.add(entry(1, deadline_us=9_000))
+    assert batcher.cut(5, instance_free=False) is None
+    assert len(batcher.cut(5) or []) == 2
+    batcher.add(entry(6))
+    batcher.add(entry(7))
+    assert len(batcher.cut(8, instance_free=False) or []) == 2
+
+
 def test_a_spent_budget_sends_whole_batches_back_to_back() -> None:
     batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4, max_queue_delay_us=1000, preferred_rows=(2,)))
     for arrived_us in range(10):
