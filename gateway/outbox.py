@@ -104,29 +104,34 @@ class Outbox:
     async def _send(self, queue: list[Handed]) -> None:
         first = 0
         while first < len(queue):
-            batch = self._producer().create_batch()
-            end = first
-            while end < len(queue):
-                record = queue[end]
-                if batch.append(timestamp=None, key=None, value=record.value, headers=record.headers) is None:
-                    break
-                end += 1
-            flight = await self._fly(batch)
+            end = first + 1
+            metadata, error = None, None
+            try:
+                producer, partition = self._producer(), self._next_partition()
+                batch = producer.create_batch()
+                end = first + _fill(batch, queue[first:])
+                acknowledged = await producer.send_batch(batch, self._topic, partition=partition)
+                metadata = await acknowledged
+            except Exception as caught:  # whatever it is, every record of the batch must hear of it
+                error = caught
+                self._on_error(caught)
+            flight = _Flight(metadata, error)
             for index in range(first, end):
                 queue[index].end(flight, index - first)
             first = end
-
-    async def _fly(self, batch: Any) -> _Flight:
-        partition = self._next_partition()
-        try:
-            acknowledged = await self._producer().send_batch(batch, self._topic, partition=partition)
-            return _Flight(await acknowledged, None)
-        except Exception as error:  # whatever it is, every record of the batch must hear of it
-            self._on_error(error)
-            return _Flight(None, error)
 
     def _next_partition(self) -> int:
         count = self._partition_count()
         # The first one is drawn, so that gateways started together do not march in step.
         self._turn = random.randrange(count) if self._turn is None else (self._turn + 1) % count
         return self._turn
+
+
+def _fill(batch: Any, records: list[Handed]) -> int:
+    """Put records into a batch until it is full; how many it took."""
+    for count, record in enumerate(records):
+        if batch.append(timestamp=None, key=None, value=record.value, headers=record.headers) is None:
+            if not count:  # as the client is, it takes the first record whatever its size
+                raise ValueError(f"no batch takes a record of {len(record.value)} bytes")
+            return count
+    return len(records)

@@ -85,14 +85,6 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     stored: bool = False
 
 
-class RequestRecord(msgspec.Struct, frozen=True):
-    """A request as it came out of a topic."""
-
-    envelope: Envelope
-    request: InferenceRequest
-    origin: Origin
-
-
 @lru_cache(maxsize=64)  # the records of one batch or one moment share it
 def rfc3339(time_ms: int) -> str:
     """A moment in milliseconds since the epoch as CloudEvents wants it."""

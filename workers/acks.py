@@ -28,11 +28,6 @@ class AckTracker:
         """The next offset to read."""
         return self._position
 
-    @property
-    def pending_count(self) -> int:
-        """Records delivered and not acknowledged."""
-        return len(self._pending) - len(self._done)
-
     def deliver(self, offset: int) -> bool:
         """Note that `offset` was read. False: a former owner has done it, or it was delivered before; skip it."""
         if offset < self._position:
