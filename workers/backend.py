@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from schemas.errors import ErrorCode, InferenceError
 from workers.model_config import ModelConfig, ModelDescription, check_backend
+from workers.placement import Placement
 
 Array = npt.NDArray[Any]  # of any datatype: which one is said by the model's configuration
+_CPU = Placement()
 
 
 class OutOfMemory(InferenceError):  # noqa: N818 - the name says what is so, as callers read it
@@ -32,8 +34,8 @@ class Backend(Protocol):
     are object arrays of `bytes`, BF16 arrays are uint16 with the bits; what is which is said by the configuration.
     """
 
-    def load(self, path: Path, config: ModelConfig) -> None:
-        """Make the model of a version's directory ready to run. `config` is complete.
+    def load(self, path: Path, config: ModelConfig, placement: Placement = _CPU) -> None:
+        """Make the model of a version's directory ready to run there. `config` is complete.
 
         Raises InferenceError(MODEL_LOAD_FAILED), a ModelConfigError where configuration and model file differ, or
         OutOfMemory. After an error nothing is held.

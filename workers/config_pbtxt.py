@@ -13,6 +13,7 @@ import structlog
 
 from schemas.model import TensorSpec
 from workers.model_config import (
+    InstanceGroup,
     ModelConfig,
     ModelConfigError,
     VersionPolicy,
@@ -122,7 +123,8 @@ def _config_of(message: Any, model: str, files: Iterable[str]) -> ModelConfig:
         dynamic_batching=is_batched or is_batched_by_default(backend, message.max_batch_size),
         preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay_us=batching.max_queue_delay_microseconds,
-        instance_count=sum(group.count or 1 for group in message.instance_group) or 1,
+        instance_groups=tuple(InstanceGroup("cpu", group.count or 1) for group in message.instance_group)
+        or (InstanceGroup(),),
         parameters={key: value.string_value for key, value in message.parameters.items()},
         default_model_filename=message.default_model_filename,
         version_policy=_version_policy(message.version_policy),

@@ -21,9 +21,11 @@ from schemas.errors import ErrorCode, InferenceError
 from workers.backend import Backend
 from workers.batch import Arrays, Outputs, rows_of
 from workers.model_config import ModelConfig
+from workers.placement import Placement
 from workers.work import Work
 
 MAX_IN_FLIGHT = 2  # one running, one prepared
+_CPU = Placement()
 
 
 @dataclass(slots=True, eq=False)
@@ -69,10 +71,11 @@ News = Callable[[], object]  # what the loop is to be told
 class Instance:
     """A backend with its thread. `in_flight` counts batches submitted and not finished; it is the event loop's."""
 
-    def __init__(self, backend: Backend, config: ModelConfig, *, name: str) -> None:
+    def __init__(self, backend: Backend, config: ModelConfig, *, name: str, placement: Placement = _CPU) -> None:
         self._backend = backend
         self._config = config
         self._name = name
+        self._placement = placement
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], News] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -132,7 +135,7 @@ class Instance:
 
     def _load(self, path: Path) -> None:
         try:
-            self._backend.load(path, self._config)
+            self._backend.load(path, self._config, self._placement)
             self._backend.warm_up()
         except InferenceError:
             raise

@@ -7,6 +7,7 @@ A failure frees everything and is told to everyone who waits; the next request t
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from workers.backend import open_backend
 from workers.instance import Instance
 from workers.metrics import LOAD_SECONDS, MODEL_STATE
 from workers.model_config import ModelConfig
+from workers.placement import placements
 from workers.repository import ModelRepository
 
 log = structlog.get_logger()
@@ -71,8 +73,8 @@ class ModelCache:
         instances: list[Instance] = []
         try:
             path = await self._fetch(ref)
-            for number in range(config.instance_count):
-                instance = Instance(open_backend(config.backend), config, name=f"{ref}#{number}")
+            for number, place in enumerate(placements(config, gpus=(), cores=len(os.sched_getaffinity(0)))):
+                instance = Instance(open_backend(config.backend), config, name=f"{ref}#{number}", placement=place)
                 instances.append(instance)
                 await instance.load(path)
         except InferenceError:

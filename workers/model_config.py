@@ -65,6 +65,50 @@ class WarmUp(msgspec.Struct, frozen=True):
     inputs: tuple[WarmUpInput, ...]
 
 
+class QueuePolicy(msgspec.Struct, frozen=True):
+    """How long a request of one priority level may wait, and how many may. Counted from its arrival at the broker.
+
+    `default_timeout_us` 0: without end. `allow_timeout_override`: the request's own timeout counts where it is shorter.
+    `max_queue_size` 0: no limit. "delay": what is over its timeout is served after everything that is not.
+    """
+
+    timeout_action: Literal["reject", "delay"] = "reject"
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+class InstanceGroup(msgspec.Struct, frozen=True):
+    """Copies of a model. `count` is per listed GPU; no `gpus`: all there are. "auto": GPUs if there are any."""
+
+    kind: Literal["auto", "cpu", "gpu"] = "auto"
+    count: int = 1
+    gpus: tuple[int, ...] = ()
+
+
+class Accelerator(msgspec.Struct, frozen=True):
+    """An execution accelerator of ONNX Runtime, such as "tensorrt" on the GPU, with its parameters."""
+
+    name: str
+    parameters: dict[str, str] = {}
+
+
+class Padding(msgspec.Struct, frozen=True):
+    """Requests of different lengths in one batch: inputs are padded to the smallest bucket that holds them.
+
+    `buckets` ascend; a longer request runs at its own length. `inputs` are padded along their first free dimension with
+    `value`; `mask_input` (1 where there is data) and `length_input` are filled in unless the request brings them;
+    `outputs` are cut back along their first free dimension to the request's own length.
+    """
+
+    buckets: tuple[int, ...]
+    inputs: tuple[str, ...]
+    value: float = 0.0
+    mask_input: str = ""
+    length_input: str = ""
+    outputs: tuple[str, ...] = ()
+
+
 class ModelDescription(msgspec.Struct, frozen=True):
     """What a model file says of itself. Shapes are the file's own, any batch dimension included; () may be unknown."""
 
@@ -82,7 +126,10 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     `max_batch_size` 0: shapes are exact, each request runs alone. N > 0: a leading batch dimension of 1..N rows, which
     the shapes of `inputs` and `outputs` leave out. `dynamic_batching` False: each request runs alone. No
-    `preferred_batch_sizes`: whole batches only. No `default_model_filename`: the backend's usual name.
+    `preferred_batch_sizes`: whole batches only. No `default_model_filename`: the backend's usual name. Reshapes, by
+    tensor: the model takes or gives this shape, without the batch dimension, where callers see that of `inputs` or
+    `outputs`. Priority level 1 is the highest, 0 levels: there are none; `queue_policies` are by level.
+    `execution_timeout_ms` 0: a batch may run without end.
     """
 
     name: str
@@ -93,11 +140,24 @@ class ModelConfig(msgspec.Struct, frozen=True):
     dynamic_batching: bool = False
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_us: int = 0
-    instance_count: int = 1
     parameters: dict[str, str] = {}
     default_model_filename: str = ""
     version_policy: VersionPolicy = VersionPolicy()
     warm_ups: tuple[WarmUp, ...] = ()
+    input_reshapes: dict[str, tuple[int, ...]] = {}
+    output_reshapes: dict[str, tuple[int, ...]] = {}
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy = QueuePolicy()
+    queue_policies: dict[int, QueuePolicy] = {}
+    instance_groups: tuple[InstanceGroup, ...] = (InstanceGroup(),)
+    metric_tags: dict[str, str] = {}
+    gpu_accelerators: tuple[Accelerator, ...] = ()
+    cpu_accelerators: tuple[Accelerator, ...] = ()
+    graph_level: int = 0
+    padding: Padding | None = None
+    execution_timeout_ms: int = 0
 
     @property
     def is_complete(self) -> bool:

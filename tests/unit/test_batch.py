@@ -23,6 +23,7 @@ from workers.batch import Outputs, assemble, signature_of
 from workers.delivery import Delivery, Partition
 from workers.instance import Batch, Finished, Instance
 from workers.model_config import ModelConfig
+from workers.placement import Placement
 from workers.work import Work
 
 FP32 = TensorSpec("OUT", "FP32", (-1,))
@@ -98,6 +99,9 @@ def test_an_output_that_is_not_as_configured_names_what_came(array: np.ndarray[A
     assert told in caught.value.message.replace("(", "[").replace(")", "]")
 
 
+_CPU = Placement()
+
+
 class Poisoned:
     """A backend that fails on any row that begins with a value of `poison`, and notes what it was given."""
 
@@ -105,7 +109,7 @@ class Poisoned:
         self.poison = poison
         self.asked: list[tuple[str, ...]] = []
 
-    def load(self, path: Path, config: ModelConfig) -> None:
+    def load(self, path: Path, config: ModelConfig, placement: Placement = _CPU) -> None:
         pass
 
     def warm_up(self) -> None:

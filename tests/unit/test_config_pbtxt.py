@@ -8,6 +8,7 @@ from schemas.model import TensorSpec
 from schemas.tensor import ITEM_BYTES
 from workers.config_pbtxt import read_config
 from workers.model_config import (
+    InstanceGroup,
     ModelConfig,
     ModelConfigError,
     VersionPolicy,
@@ -69,7 +70,7 @@ version_policy: {{ specific {{ versions: [ 1, 3 ] }} }}
         dynamic_batching=True,
         preferred_batch_sizes=(4, 8),
         max_queue_delay_us=2500,
-        instance_count=3,
+        instance_groups=(InstanceGroup("cpu", 2), InstanceGroup("cpu", 1)),
         parameters={"threads": "1", "mode": "fast"},
         default_model_filename="net.onnx",
         version_policy=VersionPolicy("specific", versions=(1, 3)),

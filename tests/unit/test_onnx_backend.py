@@ -1,4 +1,3 @@
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ from schemas.errors import ErrorCode, InferenceError
 from schemas.model import TensorSpec
 from tests import models
 from workers.backend import Array, Backend, OutOfMemory, describe_model, open_backend
-from workers.backends import onnxruntime as onnxruntime_backend
 from workers.config_pbtxt import read_config
 from workers.model_config import ModelConfig, ModelConfigError
 
@@ -174,21 +172,6 @@ def test_configuration_that_differs_from_the_file_fails_to_load(tmp_path: Path) 
     text = 'max_batch_size: 2 input { name: "INPUT0" data_type: TYPE_INT8 dims: 4 }'
     with pytest.raises(ModelConfigError, match="INT8"):
         load(directory, text)
-
-
-@pytest.mark.parametrize("threads", ["0", "-1", "two", "1.5"])
-def test_a_bad_thread_count_fails_to_load(tmp_path: Path, threads: str) -> None:
-    directory = models.write_model(tmp_path, "m", models.identity())
-    with pytest.raises(ModelConfigError, match="intra_op_thread_count"):
-        load(directory, f'parameters {{ key: "intra_op_thread_count" value {{ string_value: "{threads}" }} }}')
-
-
-def test_instances_share_the_cores_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    counts = [
-        onnxruntime_backend._threads(ModelConfig("m", "onnxruntime", instance_count=count)) for count in (1, 2, 3, 20)
-    ]
-    assert counts == [8, 4, 2, 1]
 
 
 def test_unload_is_idempotent_and_may_come_first(tmp_path: Path) -> None:

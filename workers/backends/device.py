@@ -15,6 +15,9 @@ import numpy as np
 from schemas.errors import ErrorCode, InferenceError
 from workers.backend import Array, Backend
 from workers.model_config import ModelConfig, ModelConfigError, ModelDescription
+from workers.placement import Placement
+
+_CPU = Placement()
 
 
 class DeviceBackend:
@@ -27,7 +30,7 @@ class DeviceBackend:
         self._row_ms = 0.0
         self._fail_value: float | bytes | None = None
 
-    def load(self, path: Path, config: ModelConfig) -> None:
+    def load(self, path: Path, config: ModelConfig, placement: Placement = _CPU) -> None:
         """See Backend.load. The directory is not looked at."""
         inputs = {spec.name: spec.datatype for spec in config.inputs}
         outputs = {spec.name: spec.datatype for spec in config.outputs}

@@ -19,6 +19,7 @@ from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.model import TensorSpec
 from workers.backend import Array, Backend, OutOfMemory
 from workers.model_config import ModelConfig, ModelConfigError, ModelDescription
+from workers.placement import Placement
 
 _MODEL_FILENAME = "model.onnx"
 _PROVIDERS = ["CPUExecutionProvider"]
@@ -40,6 +41,7 @@ _DATATYPES = {
     "tensor(bfloat16)": "BF16",
     "tensor(string)": "BYTES",
 }
+_CPU = Placement()
 _OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "bad allocation", "out of memory")
 
 
@@ -51,9 +53,9 @@ class OnnxRuntimeBackend:
         self._inputs: dict[str, str] = {}  # datatypes by name
         self._outputs: dict[str, str] = {}
 
-    def load(self, path: Path, config: ModelConfig) -> None:
+    def load(self, path: Path, config: ModelConfig, placement: Placement = _CPU) -> None:
         """See Backend.load."""
-        session = _open_session(_model_file(path, config.default_model_filename), threads=_threads(config))
+        session = _open_session(_model_file(path, config.default_model_filename), threads=placement.threads)
         config.check_agrees(_description_of(session))
         self._inputs = {spec.name: spec.datatype for spec in config.inputs}
         self._outputs = {spec.name: spec.datatype for spec in config.outputs}
@@ -143,26 +145,6 @@ def _model_file(path: Path, filename: str) -> Path:
     return file
 
 
-def _threads(config: ModelConfig) -> int:
-    """Threads of one instance.
-
-    The library's own default is one for every core of the machine, for each session, and they spin while they wait:
-    several instances then fight each other, and one fights the event loop. So the cores that this process may use are
-    shared out among the instances, at least one each, and spinning is off (see _open_session).
-    """
-    text = config.parameters.get("intra_op_thread_count", "")
-    if not text:
-        return max(1, len(os.sched_getaffinity(0)) // config.instance_count)
-    if not text.isdecimal() or int(text) < 1:
-        raise ModelConfigError(
-            f"parameter 'intra_op_thread_count' of model {config.name!r} is {text!r}",
-            field="parameters.intra_op_thread_count",
-            value=text,
-            remedy="give a whole number from 1, or leave it out",
-        )
-    return int(text)
-
-
 def _open_session(file: Path, *, threads: int, is_for_reading: bool = False) -> Any:
     # From 1.29 on the library sends usage data unless told not to before its import; ours serves others' models.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -183,6 +165,7 @@ def _open_session(file: Path, *, threads: int, is_for_reading: bool = False) -> 
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if is_for_reading:  # a session that only tells names and shapes need not be a fast one
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # The library's threads spin while they wait, by default: instances then fight each other and the event loop.
     try:
         return onnxruntime.InferenceSession(os.fspath(file), options, providers=_PROVIDERS)
     except Exception as cause:  # the library's exceptions have no common base
