@@ -1,4 +1,4 @@
-"""The worker's command line: `serve`, `score`, `announce`. Parses, sets up logging, hands over.
+"""The worker's command line: `serve`, `score`, `announce`, `check`. Parses, sets up logging, hands over.
 
 Each command's module is imported when it is chosen, so that --help is instant.
 """
@@ -11,7 +11,7 @@ import sys
 import structlog
 from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict, get_subcommand
 
-from workers.settings import ScoreSettings, ServeSettings, WorkerSettings
+from workers.settings import CheckSettings, ScoreSettings, ServeSettings, WorkerSettings
 
 
 class Serve(ServeSettings):
@@ -44,6 +44,21 @@ class Score(ScoreSettings):
         sys.exit(score(self))
 
 
+class Check(CheckSettings):
+    """Report every fault of a model repository at once, without loading a model; docs/model-config.md lists the fields.
+
+    Read are the configurations, and which files are there; no ML library and no GPU is needed. A fault keeps a model,
+    or one of its versions, from being served; a warning is about a field that has no effect. The exit code is 0 without
+    a fault, 1 with one, 2 when the repository cannot be read. Example: python -m workers check s3://models/production
+    """
+
+    def cli_cmd(self) -> None:
+        """Report, and exit with the code that says whether there is a fault."""
+        from workers.check import check
+
+        sys.exit(check(self))
+
+
 class Workers(BaseSettings):
     """tidegate workers. Every flag is also an environment variable: --drain-s is TIDEGATE_DRAIN_S."""
 
@@ -53,6 +68,7 @@ class Workers(BaseSettings):
     serve: CliSubCommand[Serve]
     score: CliSubCommand[Score]
     announce: CliSubCommand[Announce]
+    check: CliSubCommand[Check]
 
     def cli_cmd(self) -> None:
         """Run the chosen command."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import gettempdir
 
-from pydantic import AliasChoices, Field, NonNegativeInt, PositiveFloat, PositiveInt
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic_settings import BaseSettings, CliPositionalArg, CliToggleFlag, SettingsConfigDict
 
 
 class WorkerSettings(BaseSettings):
@@ -55,6 +55,17 @@ class ServeSettings(WorkerSettings):
     )
     claim_above_bytes: PositiveInt = Field(
         512 * 1024, description="answers larger than this go to the object store, the record only refers to them"
+    )
+
+
+class CheckSettings(BaseModel):
+    """Settings of `check`; no environment variables, for a command that is typed."""
+
+    repository: CliPositionalArg[str] = Field(
+        description="model repository in Triton's layout: a directory or s3://bucket/prefix"
+    )
+    as_json: CliToggleFlag[bool] = Field(
+        False, validation_alias=AliasChoices("json"), description="print one JSON object instead of text"
     )
 
 
