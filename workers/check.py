@@ -54,7 +54,7 @@ class CheckedModel(msgspec.Struct, frozen=True):
 
 
 class CheckedRepository(msgspec.Struct, frozen=True):
-    """What was found, by model in the order of names."""
+    """What was found, by model in the order of names. A repository without models is a fault by itself."""
 
     repository: str
     models: tuple[CheckedModel, ...]
@@ -82,7 +82,7 @@ def check_repository(store: ObjectStore) -> CheckedRepository:
     return CheckedRepository(
         repository=store.url,
         models=models,
-        faults=severities.count("fault"),
+        faults=severities.count("fault") or int(not models),
         warnings=severities.count("warning"),
     )
 
@@ -149,6 +149,9 @@ def _model_file_findings(config: ModelConfig, version: int, sizes: Mapping[str, 
     names = model_filenames(config) if config.backend in BACKENDS else ()
     # A model with weights in files of its own may come as a directory that holds a file of the same name.
     paths = [path for name in names for path in (f"{version}/{name}", f"{version}/{name}/{name}") if path in sizes]
+    if config.backend == "python" and not paths:  # a module may be a package
+        packages = tuple(f"{version}/{name.removesuffix('.py')}/" for name in names)
+        paths = [path for path in sizes if path.startswith(packages) and path.endswith(".py") and sizes[path]]
     if names and not paths:
         there = sorted(path.removeprefix(f"{version}/") for path in sizes if path.startswith(f"{version}/"))
         yield _fault(

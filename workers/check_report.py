@@ -26,6 +26,9 @@ def print_report(report: CheckedRepository, *, as_json: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)  # lines stay whole for grep and for small terminals
     for model in report.models:
         _print_model(console, model)
+    if not report.models:
+        remedy = "put a model in <model>/1/ there, or name another repository"
+        console.print(f"[{_COLOURS['fault']}]fault[/]: there is no model; {remedy}")
     console.print(escape(summary(report)))
 
 

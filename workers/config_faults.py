@@ -26,6 +26,7 @@ GPU_ACCELERATORS = ("tensorrt", "cuda")
 CPU_ACCELERATORS = ("openvino",)
 _GPU_ONLY_BACKENDS = ("tensorrt",)
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")  # Prometheus' rule
+_MODULE = re.compile(r"[^\W\d]\w*\.py")
 _OWN_LABELS = ("model", "version")
 _KIND_GPU, _KIND_CPU, _KIND_MODEL = 1, 2, 3  # ModelInstanceGroup.Kind
 _DELAY = 1  # ModelQueuePolicy.TimeoutAction
@@ -45,6 +46,9 @@ def message_faults(message: Any, *, model: str, backend: str) -> Iterator[Config
     if backend == "onnxruntime":
         yield from _accelerator_faults(message.optimization.execution_accelerators)
     yield from path_faults("default_model_filename", message.default_model_filename)
+    if backend == "python" and not _MODULE.fullmatch(message.default_model_filename or "model.py"):
+        what = "is no Python module in the version's own directory"
+        yield ConfigFault("default_model_filename", message.default_model_filename, what, "give one such as model.py")
     yield from _tag_faults(message.metric_tags)
     yield from parameter_faults({key: value.string_value for key, value in message.parameters.items()}, backend=backend)
     yield from _metric_faults(message)

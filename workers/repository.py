@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,12 +20,14 @@ import msgspec
 
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, ModelRef
+from schemas.topics import check_model_name
 from store import ObjectInfo, ObjectStore, StoreError
 from workers.backend import describe_model
 from workers.config_pbtxt import read_config
-from workers.model_config import ModelConfig
-from workers.repository_layout import CONFIG_FILENAME, decoded, is_model_name, versions_in
+from workers.model_config import ModelConfig, ModelConfigError
 
+_CONFIG_FILENAME = "config.pbtxt"
+_VERSION = re.compile(r"[1-9][0-9]*")  # Triton's rule: a leading 0, or anything but digits, is no version
 _FETCHING_PREFIX = ".fetching-"
 
 # Called with the bytes that are here and the bytes in all.
@@ -60,7 +63,7 @@ class ModelRepository:
         """
         with _translated(f"cannot list the models of {self._store.url}", ErrorCode.UNAVAILABLE):
             children = self._store.list_children("")
-        return sorted(name[:-1] for name in children if name.endswith("/") and is_model_name(name[:-1]))
+        return sorted(name[:-1] for name in children if name.endswith("/") and _is_model_name(name[:-1]))
 
     def read(self, model: str, *, on_progress: OnProgress | None = None) -> RepositoryModel:
         """The model's configuration and the versions to serve.
@@ -71,9 +74,9 @@ class ModelRepository:
         """
         children = self._children(model)
         with _translated(f"cannot read the configuration of model {model!r}", ErrorCode.MODEL_LOAD_FAILED):
-            raw = self._store.get(f"{model}/{CONFIG_FILENAME}") if CONFIG_FILENAME in children else None
-        text = None if raw is None else decoded(raw, model)
-        available = versions_in(children)
+            raw = self._store.get(f"{model}/{_CONFIG_FILENAME}") if _CONFIG_FILENAME in children else None
+        text = None if raw is None else _decoded(raw, model)
+        available = _versions_in(children)
         with _translated(f"cannot list the files of model {model!r}", ErrorCode.MODEL_LOAD_FAILED):
             files = self._store.list_children(f"{model}/{max(available)}/") if available else []
         config = read_config(text or "", model=model, files=[name.removesuffix("/") for name in files])
@@ -99,7 +102,7 @@ class ModelRepository:
         What `on_progress` raises ends the download. Raises InferenceError(MODEL_NOT_FOUND), or MODEL_LOAD_FAILED with
         cause; then nothing is left behind.
         """
-        available = versions_in(self._children(ref.name))
+        available = _versions_in(self._children(ref.name))
         version = ref.version or str(max(available, default=""))
         if version not in map(str, available):
             raise InferenceError(
@@ -117,7 +120,7 @@ class ModelRepository:
     def _children(self, model: str) -> list[str]:
         """The names right below the model. Raises InferenceError(MODEL_NOT_FOUND) when there are none."""
         children: list[str] = []
-        if is_model_name(model):
+        if _is_model_name(model):
             with _translated(f"cannot read model {model!r}", ErrorCode.MODEL_LOAD_FAILED):
                 children = self._store.list_children(f"{model}/")
         if not children:
@@ -183,6 +186,30 @@ def _digest(url: str, objects: list[ObjectInfo]) -> str:
     """What the objects are: addresses, sizes and etags. Not etags alone, for not every server's are of the content."""
     names = msgspec.json.encode([url, [(info.key, info.size_bytes, info.etag) for info in objects]])
     return hashlib.sha256(names).hexdigest()
+
+
+def _versions_in(children: list[str]) -> set[int]:
+    return {int(name[:-1]) for name in children if name.endswith("/") and _VERSION.fullmatch(name[:-1])}
+
+
+def _is_model_name(name: str) -> bool:
+    try:
+        check_model_name(name)
+    except InferenceError:
+        return False
+    return True
+
+
+def _decoded(raw: bytes, model: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as cause:
+        raise ModelConfigError(
+            f"{_CONFIG_FILENAME} of model {model!r} is not UTF-8 text: {cause}",
+            field=_CONFIG_FILENAME,
+            value=f"byte {cause.start}",
+            remedy="save it as UTF-8",
+        ) from cause
 
 
 def _ignore_progress(done_bytes: int, total_bytes: int) -> None:

@@ -18,8 +18,7 @@ _VERSION = re.compile(r"[1-9][0-9]*")  # Triton's rule: a leading 0, or anything
 _MODEL_FILENAMES = {
     "onnxruntime": ("model.onnx",),
     "pytorch": ("model.pt", "model.pt2"),
-    "tensorrt": ("model.plan",),
-    "python": ("model.py",),
+    "tensorrt": ("model.plan", "model.onnx"),
 }
 
 
@@ -39,10 +38,11 @@ def versions_in(children: Iterable[str]) -> set[int]:
 
 def model_filenames(config: ModelConfig) -> tuple[str, ...]:
     """The names of which one must be in a version's directory; none where the backend needs no file."""
+    if config.backend == "python":
+        module = config.parameters.get("class", config.default_model_filename.removesuffix(".py") or "model")
+        return (module.partition(":")[0].partition(".")[0] + ".py",)
     if config.default_model_filename:
         return (config.default_model_filename,)
-    if config.backend == "python" and "class" in config.parameters:
-        return (config.parameters["class"].partition(":")[0].replace(".", "/") + ".py",)
     return _MODEL_FILENAMES.get(config.backend, ())
 
 

@@ -65,7 +65,7 @@ class CheckSettings(BaseModel):
         description="model repository in Triton's layout: a directory or s3://bucket/prefix"
     )
     as_json: CliToggleFlag[bool] = Field(
-        False, validation_alias=AliasChoices("json"), description="print one JSON object instead of text"
+        default=False, validation_alias=AliasChoices("json"), description="print one JSON object instead of text"
     )
 
 

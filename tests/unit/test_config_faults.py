@@ -103,6 +103,7 @@ def test_backend_fault(text: str, field: str, value: str) -> None:
         (f"{INPUT} reshape {{ shape: [ 4, 0 ] }}", "x.reshape", "[4, 0]"),
         ('name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] reshape { shape: [ 4 ] }', "x.reshape", "[4]"),
         ('name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] reshape { shape: [ 4, -1, 2 ] }', "x.reshape", "[4, -1, 2]"),
+        ('name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] reshape { shape: [ 4, -1 ] }', "x.reshape", "[4, -1]"),
         ('name: "x" data_type: TYPE_FP32 dims: [ -1, -1 ] reshape { shape: [ -1 ] }', "x.reshape", "[-1]"),
     ],
 )
@@ -189,6 +190,13 @@ def test_batching_at_the_edge_of_a_fault_is_fine(text: str) -> None:
 )
 def test_instance_group_fault(text: str, field: str, value: str) -> None:
     assert faults(f"instance_group {{ {text} }}") == [(field, value)]
+
+
+@pytest.mark.parametrize("filename", ["net.txt", "a/net.py", "1.py", "a.b.py"])
+def test_python_model_file_is_a_module(filename: str) -> None:
+    text = f'default_model_filename: "{filename}"'
+    assert faults(text, backend="python") == [("default_model_filename", filename)]
+    assert faults('default_model_filename: "net.py"', backend="python") == []
 
 
 def test_tensorrt_has_no_instances_on_the_cpu() -> None:

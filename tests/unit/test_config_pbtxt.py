@@ -140,6 +140,7 @@ def test_what_is_left_out_has_tritons_defaults() -> None:
     config = read("dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }")
     assert config.preserve_ordering
     assert (config.priority_levels, config.default_priority_level) == (0, 0)
+    assert read("dynamic_batching { default_priority_level: 3 }").default_priority_level == 0
     assert config.default_queue_policy == QueuePolicy("delay", 0, allow_timeout_override=False, max_queue_size=0)
     assert config.instance_groups == (InstanceGroup("auto", 1, ()),)
     assert (config.padding, config.execution_timeout_ms) == (None, 0)
