@@ -14,7 +14,7 @@ from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, TensorSpec
 
 # Each is a module of this name in workers/backends.
-BACKENDS = ("device", "onnxruntime")
+BACKENDS = ("device", "onnxruntime", "python", "pytorch", "tensorrt")
 # The batch size of a model that can be batched and says no size. Triton's rule has 4 here; a queue in Kafka is deeper.
 DEFAULT_MAX_BATCH_SIZE = 32
 
