@@ -49,6 +49,7 @@ _DATATYPES = {
 # Levels of `optimization.graph` as Triton reads them; any other is everything that there is.
 _DISABLED_LEVEL = 2
 _GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", _DISABLED_LEVEL: "ORT_DISABLE_ALL"}
+_GPU = "cuda"  # the library's name of the device
 _CPU = Placement()
 
 
@@ -124,10 +125,10 @@ class OnnxRuntimeBackend:
             if staged is not None and tuple(staged.shape()) == data.shape and data.size:
                 staged.update_inplace(data)
             else:
-                staged = self._staged[name] = OrtValue.ortvalue_from_numpy(data, "cuda", self._placement.gpu)
+                staged = self._staged[name] = OrtValue.ortvalue_from_numpy(data, _GPU, self._placement.gpu)
             binding.bind_ortvalue_input(name, staged)
         for name in names:
-            binding.bind_output(name, "cuda", self._placement.gpu)
+            binding.bind_output(name, _GPU, self._placement.gpu)
         self._session.run_with_iobinding(binding)
         arrays: list[Array] = binding.copy_outputs_to_cpu()
         return arrays

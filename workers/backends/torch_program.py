@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ DATATYPES = {  # the names of torch's types
     "FP64": "float64",
     "BF16": "bfloat16",
 }
+_LOADS = threading.Lock()  # reading an exported program uses a global variable of the library: one thread at a time
 _SCALARS = {"IntType": "int", "FloatType": "float", "BoolType": "bool"}
 
 
@@ -53,7 +55,10 @@ def load_program(torch: Any, file: Path, kind: signatures.Format, placement: Pla
     """
     load = {"torchscript": _torchscript, "exported": _exported, "compiled": _compiled}[kind]
     try:
-        return load(torch, file, placement)
+        if kind == "torchscript":
+            return load(torch, file, placement)
+        with _LOADS:
+            return load(torch, file, placement)
     except InferenceError:
         raise
     except Exception as cause:  # whatever an archive leads to

@@ -172,8 +172,8 @@ def check_agrees(
             described.append(TensorSpec(argument.name, argument.datatype, argument.shape, argument.is_optional))
     results = []
     for spec in config.outputs:
-        actual = _result(signature, outputs[spec.name])
-        results.append(TensorSpec(spec.name, actual.datatype or spec.datatype, actual.shape) if actual else spec)
+        actual = _result(signature, outputs[spec.name]) or TensorSpec(spec.name, "", ())
+        results.append(TensorSpec(spec.name, actual.datatype or spec.datatype, actual.shape))
     config.check_agrees(ModelDescription(tuple(described), tuple(results)))
 
 
