@@ -1,5 +1,7 @@
 """Fixtures that many tests share: one broker for the whole session, and a name of its own for each test."""
 
+import hashlib
+import platform
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -28,7 +30,9 @@ def compiled(request: pytest.FixtureRequest) -> Path:
     """Where compiled models are kept from one session to the next: making one takes a C++ compiler a minute."""
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("compiling a model takes a C++ compiler, and there is none")
-    return request.config.cache.mkdir(f"compiled-torch-{version('torch')}")
+    source = (Path(__file__).parent / "torch_models.py").read_bytes()
+    made_for = f"{version('torch')} {platform.node()} ".encode() + source  # such code runs where it was compiled
+    return request.config.cache.mkdir(f"compiled-{hashlib.sha256(made_for).hexdigest()[:12]}")
 
 
 @pytest.fixture

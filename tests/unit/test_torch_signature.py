@@ -15,6 +15,7 @@ from workers.backends.torch_signature import (
     check_agrees,
     compiled_for,
     format_of,
+    least_rows,
     pick,
     result_specs,
 )
@@ -169,3 +170,8 @@ def test_a_result_that_is_not_there_is_said_with_what_there_is(result: object, h
     with pytest.raises(InferenceError, match=has) as caught:
         pick("m", result, {"a": 0, "b": 1}, ("b",))
     assert caught.value.code is ErrorCode.MODEL_FAILED
+
+
+def test_too_few_rows_are_told_apart_from_other_sizes() -> None:
+    assert least_rows("failed: input_handles[1]: dim value is too small at 0, expected it to be >= 2, but got: 1") == 2
+    assert least_rows("input_handles[0]: dim value is too small at 1, expected it to be >= 2, but got: 1") == 0

@@ -52,6 +52,7 @@ class PyTorchBackend:
         self._stream: Any = None
         self._staging: dict[str, Any] = {}
         self._autocast = ""
+        self._least_rows = 0
 
     def load(self, path: Path, config: ModelConfig, placement: Placement = _CPU) -> None:
         """See Backend.load."""
@@ -93,6 +94,24 @@ class PyTorchBackend:
         if self._program is None or self._config is None:
             raise RuntimeError("infer before load")
         names = outputs or tuple(self._outputs)
+        if not self._config.max_batch_size or not inputs:
+            return self._run(inputs, names)
+        rows = len(next(iter(inputs.values())))
+        if rows >= self._least_rows:
+            try:
+                return self._run(inputs, names)
+            except InferenceError as error:
+                least = signatures.least_rows(error.message)
+                if least <= rows:
+                    raise
+                self._least_rows = least
+        # A compiled package with a free batch size takes two rows or more, as compiling assumes so.
+        padded = {name: _with_rows(array, self._least_rows) for name, array in inputs.items()}
+        return {name: array[:rows] for name, array in self._run(padded, names).items()}
+
+    def _run(self, inputs: dict[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
+        assert self._program is not None
+        assert self._config is not None
         with self._running():
             positional, keywords = self._arguments(self._program.signature.arguments, inputs)
             result = self._program.call(*positional, **keywords)
@@ -183,6 +202,7 @@ class PyTorchBackend:
         """See Backend.unload."""
         had_program, was_on_gpu = self._program is not None, self._stream is not None
         self._program = self._config = self._stream = None
+        self._least_rows = 0
         self._staging.clear()
         if had_program:
             gc.collect()  # an exported program refers to itself: without this its weights would stay for a while
@@ -265,3 +285,11 @@ def _scalar(name: str, array: Array) -> Any:
             remedy="send one element",
         )
     return array.reshape(-1)[0].item()
+
+
+def _with_rows(array: Array, rows: int) -> Array:
+    """The array with that many rows or its own: the last one is repeated."""
+    padded = np.zeros((max(rows, len(array)), *array.shape[1:]), array.dtype)
+    padded[: len(array)] = array
+    padded[len(array) :] = array[-1:] if len(array) else 0
+    return padded

@@ -27,6 +27,7 @@ _SCALAR_DATATYPES = {
     "float": ("FP64", "FP32", "FP16"),
     "bool": ("BOOL",),
 }
+_TOO_FEW_ROWS = re.compile(r"dim value is too small at 0, expected it to be >= ([0-9]+)")
 _INDEXED = re.compile(r".*__([0-9]+)")
 
 Format = Literal["torchscript", "exported", "compiled"]
@@ -95,6 +96,12 @@ def compiled_for(file: Path) -> str:
             if name.endswith("wrapper_metadata.json"):
                 return str(json.loads(archive.read(name)).get("AOTI_DEVICE_KEY", ""))
     raise _unreadable(file, "is a compiled package that does not say for which device")
+
+
+def least_rows(error: str) -> int:
+    """The rows that a compiled package wants at least, from its error for a batch of fewer; 0 for other errors."""
+    match = _TOO_FEW_ROWS.search(error)
+    return int(match[1]) if match else 0
 
 
 def _unreadable(file: Path, what: str) -> InferenceError:
