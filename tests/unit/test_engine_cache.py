@@ -46,12 +46,12 @@ def test_the_directory_is_this_users_alone_and_may_be_said_by_the_environment(
 
 def test_a_models_digest_is_of_its_files_names_and_bytes(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    one.write_bytes(b"12")
+    one.write_bytes(b"1two2")
     two.write_bytes(b"3")
     digest = digest_of([one, two])
     assert digest_of([two, one]) == digest
     one.write_bytes(b"1")
-    two.write_bytes(b"23")
+    two.write_bytes(b"2two3")  # the same bytes, one after the other
     assert digest_of([one, two]) != digest
 
 

@@ -105,6 +105,7 @@ def test_loading_leaves_no_trace_in_the_interpreter(tmp_path: Path) -> None:
             load(tmp_path, "import helpers_of_model\nraise ValueError('no')")
         assert (list(sys.path), set(sys.modules), sys.dont_write_bytecode) == before
         assert sys.modules["helpers_of_model"] is another
+        assert "model" not in sys.modules
     finally:
         del sys.modules["helpers_of_model"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["helpers_of_model.py", "model.py"]
