@@ -10,7 +10,6 @@ import asyncio
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import structlog
 
@@ -22,7 +21,7 @@ from workers.instance import Instance
 from workers.metrics import LOAD_SECONDS, MODEL_STATE
 from workers.model_config import ModelConfig
 from workers.placement import placements
-from workers.repository import ModelRepository
+from workers.repository import FetchedVersion, ModelRepository
 
 log = structlog.get_logger()
 
@@ -38,6 +37,7 @@ class ModelCache:
         self._repository = repository
         self._configs = configs
         self._loads: dict[ModelRef, asyncio.Task[list[Instance]]] = {}
+        self._fetched: dict[ModelRef, FetchedVersion] = {}
 
     def config(self, model: str) -> ModelConfig:
         """The configuration of a model."""
@@ -64,6 +64,8 @@ class ModelCache:
             with suppress(InferenceError):
                 for instance in await load:
                     await instance.close()
+        for fetched in self._fetched.values():
+            fetched.close()
 
     async def _load(self, ref: ModelRef) -> list[Instance]:
         config = self._configs[ref.name]
@@ -72,15 +74,18 @@ class ModelCache:
         begun_s = time.monotonic()
         instances: list[Instance] = []
         try:
-            path = await self._fetch(ref)
+            fetched = await self._fetch(ref)
+            self._fetched[ref] = fetched
             for number, place in enumerate(placements(config, gpus=(), cores=len(os.sched_getaffinity(0)))):
                 instance = Instance(open_backend(config.backend), config, name=f"{ref}#{number}", placement=place)
                 instances.append(instance)
-                await instance.load(path)
+                await instance.load(fetched.path)
         except InferenceError:
             state.state("failed")
             for instance in instances:
                 await instance.close()
+            if ref in self._fetched:
+                self._fetched.pop(ref).close()
             raise
         took_s = time.monotonic() - begun_s
         LOAD_SECONDS.labels(ref.name).observe(took_s)
@@ -88,7 +93,7 @@ class ModelCache:
         log.info("load_model", model=str(ref), load_s=round(took_s, 3))
         return instances
 
-    async def _fetch(self, ref: ModelRef) -> Path:
+    async def _fetch(self, ref: ModelRef) -> FetchedVersion:
         """The version's files; while the object store is away, again and again: that says nothing of the model."""
         retry_s = _RETRY_FIRST_S
         while True:

@@ -28,7 +28,9 @@ class Pool:
         self._settings = settings
         self.name = settings.pool
         self.topics = Topics(settings.prefix)
-        self.repository = ModelRepository(open_store(settings.repository), cache=settings.cache)
+        self.repository = ModelRepository(
+            open_store(settings.repository), cache=settings.cache, cache_bytes=settings.cache_bytes
+        )
         self.models: dict[str, RepositoryModel] = {}
         self.request_topics: dict[str, RequestTopic] = {}
 

@@ -73,7 +73,9 @@ class Scoring:
         settings = self._settings
         begun_s = time.monotonic()
         async with AsyncExitStack() as resources:
-            repository = ModelRepository(open_store(settings.repository), cache=settings.cache)
+            repository = ModelRepository(
+                open_store(settings.repository), cache=settings.cache, cache_bytes=settings.cache_bytes
+            )
             model = await asyncio.to_thread(repository.read, settings.model)
             version = model.metadata.resolve(settings.version)
             metadata = msgspec.structs.replace(model.metadata, versions=(version,))

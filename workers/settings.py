@@ -30,6 +30,9 @@ class WorkerSettings(BaseSettings):
     cache: Path = Field(
         Path(gettempdir()) / "tidegate-models", description="directory for models fetched from S3, shared by workers"
     )
+    cache_bytes: NonNegativeInt = Field(
+        0, description="bytes that this directory may hold; 0: all of its disk but for a tenth"
+    )
     pool: str = Field("default", description="the pool: one consumer group, one Deployment, one ScaledObject")
     models: list[str] = Field([], description="models to serve, as a JSON list; empty: all of the repository")
     partitions: PositiveInt = Field(
