@@ -7,6 +7,9 @@ workers/backends, when that is opened.
 from __future__ import annotations
 
 import importlib
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,6 +81,21 @@ def describe_model(name: str, path: Path, *, filename: str = "") -> ModelDescrip
     for a file that cannot be read.
     """
     return _module(name).describe(path, filename)
+
+
+def preimport(name: str) -> None:
+    """Begin to import a backend's library, in a thread of its own: best while the model's files are fetched.
+
+    Whatever is wrong is told by the load that follows. Raises ModelConfigError for an unknown backend.
+    """
+    begin = getattr(_module(name), "import_library", None)  # backends without a library have none
+    if begin:
+        threading.Thread(target=_quietly, args=(begin,), name=f"import {name}").start()
+
+
+def _quietly(call: Callable[[], object]) -> None:
+    with suppress(Exception):
+        call()
 
 
 def _module(name: str) -> BackendModule:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from store import DiskFull, StoreError
+from store.published_file import sync_directory
 from workers.cache_entry import read_manifest
 from workers.held_directory import HeldDirectory
 
@@ -76,6 +77,17 @@ class CacheBudget:
             if free_bytes < need_bytes:
                 budget_bytes = self._budget_bytes or shutil.disk_usage(self._directory).total
                 raise DiskFull(what, need_bytes=need_bytes, free_bytes=free_bytes, budget_bytes=budget_bytes)
+
+    def publish(self, fetched: HeldDirectory, entry: Path) -> None:
+        """Make what was fetched an entry. Raises OSError when one is there."""
+        with self._locked():  # it must count as one of the two at any moment
+            fetched.rename(entry)
+            sync_directory(os.fspath(self._directory))
+
+    def release(self, fetching: HeldDirectory) -> None:
+        """Remove what was to be an entry, and set nothing aside for it any more."""
+        with self._locked():
+            self._remove(fetching.path)
 
     def discard(self, entry: Path) -> None:
         """Remove what turned out to be a part of an entry, or what is in its place, held or not."""

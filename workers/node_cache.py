@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import shutil
 import threading
 import time
@@ -19,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from store import DigestMismatch, DiskFull, ObjectInfo, ObjectStore
-from store.published_file import sync_directory
 from workers.cache_budget import FETCHING_PREFIX, CacheBudget
 from workers.cache_entry import FILES, CachedFile, CacheEntry, Manifest, read_manifest
 from workers.held_directory import HeldDirectory
@@ -96,8 +94,7 @@ class NodeCache:
             self._budget.reserve(fetching, sum(info.size_bytes for info in objects), prefix)
             manifest = self._fill(fetching.path, objects, prefix, on_progress)
             manifest.write(fetching.path)
-            fetching.rename(self._directory / key)
-            sync_directory(os.fspath(self._directory))
+            self._budget.publish(fetching, self._directory / key)
             if not fetching.share():
                 return None
             entry = CacheEntry(fetching, key=key, size_bytes=manifest.size_bytes)
@@ -106,7 +103,7 @@ class NodeCache:
         finally:
             if fetching:
                 if fetching.path.name != key:
-                    shutil.rmtree(fetching.path, ignore_errors=True)
+                    self._budget.release(fetching)
                 fetching.close()
 
     def _fill(self, fetching: Path, objects: Sequence[ObjectInfo], prefix: str, on_progress: OnProgress) -> Manifest:

@@ -145,11 +145,18 @@ def _model_file(path: Path, filename: str) -> Path:
     return file
 
 
-def _open_session(file: Path, *, threads: int, is_for_reading: bool = False) -> Any:
+def import_library() -> Any:
+    """ONNX Runtime itself. Raises ModuleNotFoundError."""
     # From 1.29 on the library sends usage data unless told not to before its import; ours serves others' models.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    return onnxruntime
+
+
+def _open_session(file: Path, *, threads: int, is_for_reading: bool = False) -> Any:
     try:
-        import onnxruntime
+        onnxruntime = import_library()
     except ModuleNotFoundError as cause:
         raise InferenceError(
             ErrorCode.MODEL_LOAD_FAILED,
