@@ -88,7 +88,7 @@ def preimport(name: str) -> None:
 
     Whatever is wrong is told by the load that follows. Raises ModelConfigError for an unknown backend.
     """
-    begin = getattr(_module(name), "import_library", None)  # backends without a library have none
+    begin = getattr(_module(name), "_library", None)  # where each backend imports its own, if it has one
     if begin:
         threading.Thread(target=_quietly, args=(begin,), name=f"import {name}").start()
 

@@ -145,18 +145,11 @@ def _model_file(path: Path, filename: str) -> Path:
     return file
 
 
-def import_library() -> Any:
-    """ONNX Runtime itself. Raises ModuleNotFoundError."""
+def _open_session(file: Path, *, threads: int, is_for_reading: bool = False) -> Any:
     # From 1.29 on the library sends usage data unless told not to before its import; ours serves others' models.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    import onnxruntime
-
-    return onnxruntime
-
-
-def _open_session(file: Path, *, threads: int, is_for_reading: bool = False) -> Any:
     try:
-        onnxruntime = import_library()
+        import onnxruntime
     except ModuleNotFoundError as cause:
         raise InferenceError(
             ErrorCode.MODEL_LOAD_FAILED,
