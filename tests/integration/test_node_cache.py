@@ -348,7 +348,8 @@ def test_more_than_the_budget_fails_before_a_byte_is_fetched(stub: S3Stub, cache
 
 def test_the_least_recently_used_makes_way_and_what_is_held_never(stub: S3Stub, cache: Path) -> None:
     budget = 3 * MB + 10_000
-    held = take(cache, stub, "a", cache_bytes=budget)
+    take(cache, stub, "a", cache_bytes=budget).close()
+    held = take(cache, stub, "a", cache_bytes=budget)  # found, not fetched
     for model in ("b", "c", "b", "d"):  # of b and c, c was used less recently when d comes
         take(cache, stub, model, cache_bytes=budget).close()
     stub.forget()
