@@ -205,11 +205,12 @@ def test_s3_files_are_downloaded_once_whole_and_with_progress(s3: Repository) ->
 def test_changed_s3_objects_are_another_directory_and_the_old_one_stays(s3: Repository) -> None:
     s3.add("m", 1)
     before = s3.models.fetch(ModelRef("m")).path
-    s3.store.put("m/1/model.onnx", b"new")
+    new = bytes((before / "model.onnx").stat().st_size)  # as long as the old one
+    s3.store.put("m/1/model.onnx", new)
     after = s3.models.fetch(ModelRef("m")).path
     assert after != before
-    assert (after / "model.onnx").read_bytes() == b"new"
-    assert (before / "model.onnx").read_bytes() != b"new"
+    assert (after / "model.onnx").read_bytes() == new
+    assert (before / "model.onnx").read_bytes() != new
 
 
 def test_an_interrupted_download_leaves_nothing_and_the_next_one_is_whole(s3: Repository) -> None:

@@ -3,8 +3,10 @@
 import os
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -28,13 +30,20 @@ class Source:
         self.breaks = breaks or []
         self.asked: list[tuple[int, int]] = []
         self.sent_bytes = 0
-        self.open = 0
+        self.open = self.most_open = 0
+        self._lock = threading.Lock()
 
     def __call__(self, start: int, end: int) -> "Answer":
         self.asked.append((start, end))
-        self.open += 1
+        with self._lock:
+            self.open += 1
+            self.most_open = max(self.most_open, self.open)
         kept = self.breaks.pop(0) if self.breaks else end - start
         return Answer(self, self.data[start : min(start + kept, end)])
+
+    def closed(self) -> None:
+        with self._lock:
+            self.open -= 1
 
 
 class Answer:
@@ -43,6 +52,7 @@ class Answer:
         self._data = memoryview(data)
 
     def readinto(self, buffer: memoryview, /) -> int:
+        time.sleep(0)  # let the others go on
         count = min(len(buffer), len(self._data), 300)
         buffer[:count] = self._data[:count]
         self._data = self._data[count:]
@@ -50,7 +60,7 @@ class Answer:
         return count
 
     def close(self) -> None:
-        self._source.open -= 1
+        self._source.closed()
 
 
 @pytest.fixture(autouse=True)
@@ -139,3 +149,16 @@ def test_no_more_threads_than_parts_and_no_more_than_the_limit(file: int) -> Non
     assert most <= 2
     download_ranges(file, 100 * PART, Source(bytes(100 * PART)), on_progress=note)
     assert most <= THREADS
+
+
+def test_connections_are_bounded_over_all_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "_connections", threading.BoundedSemaphore(2))
+    source = Source(bytes(100 * PART))
+
+    def download(number: int) -> None:
+        with open(tmp_path / str(number), "w+b") as opened:
+            download_ranges(opened.fileno(), len(source.data), source)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(download, range(4)))
+    assert source.most_open == 2
