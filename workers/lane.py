@@ -14,14 +14,21 @@ from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelRef
 from schemas.response import InferenceResponse
 from workers.batch import Arrays, assemble, signature_of
-from workers.batcher import Batcher, BatchPolicy, Entry
+from workers.batch_policy import batch_policy
+from workers.batcher import Batcher, Entry, Refusal
 from workers.delivery import Intake
 from workers.instance import MAX_IN_FLIGHT, Batch, Finished, Instance, Part
 from workers.metrics import BATCH_ROWS, EXTRA_RUNS, INFER_SECONDS, QUEUE_SECONDS, QUEUED_ROWS
 from workers.model_cache import ModelCache
-from workers.model_config import ModelConfig
 from workers.work import Recorder, Work
 
+_REFUSALS = {
+    Refusal.EXPIRED: (ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before model {!r} could run the request"),
+    Refusal.HOPELESS: (ErrorCode.OVERLOADED, "model {!r} cannot end the request before its deadline any more"),
+    Refusal.OVERLOADED: (ErrorCode.OVERLOADED, "more is queued for model {!r} than it can answer in time"),
+    Refusal.TIMED_OUT: (ErrorCode.UNAVAILABLE, "the request waited longer than the queue policy of model {!r} allows"),
+    Refusal.QUEUE_FULL: (ErrorCode.OVERLOADED, "the queue of model {!r} holds as many requests as it may"),
+}
 _ASSEMBLE_INLINE_BYTES = 256 * 1024  # about 20 us of copying; beyond it a thread does it
 
 
@@ -86,32 +93,32 @@ class Lane:
         deadline_us = None
         if deadline is not None:
             deadline_us = received_us + 1000 * deadline.at_ms - time.time_ns() // 1000
-        self._batcher.add(
-            Entry(
-                work,
-                rows,
-                signature_of(work.request, batched=self._batched),
-                partition.clock.arrival_us(work.delivery.appended_ms, received_us),
-                deadline_us,
-                work.envelope.priority,
-            )
+        entry = Entry(
+            work,
+            rows,
+            signature_of(work.request, batched=self._batched),
+            partition.clock.arrival_us(work.delivery.appended_ms, received_us),
+            deadline_us,
+            work.envelope.priority,
         )
+        refusal = self._batcher.add(entry)
+        if refusal is not None:
+            self._forget_bytes([entry])
+            self._refuse(work, refusal)
 
     def pump(self) -> None:
         """Answer what has expired and send every batch that may leave now."""
         if self._closed:
             return
         at_us = now_us()
-        expired = self._batcher.take_expired(at_us)
-        self._forget_bytes(expired)
-        for entry in expired:
-            self._expire(entry.payload)
+        self._answer_refused(at_us)
         if not self._instances:
             if self._batcher.rows and self._load is None and not self._flushing:
                 self._load = self._tasks.create_task(self._load_model(), name=f"lane {self.ref}")
         elif not self._held:
             while self._send_one(at_us):
                 pass
+            self._answer_refused(at_us)
         self._arm(at_us)
         self._queued_rows.set(self._batcher.rows)
         self._on_change()
@@ -232,14 +239,17 @@ class Lane:
             answered.append((work, response))
         self._recorder.succeed(answered)
 
-    def _expire(self, work: Work) -> None:
+    def _answer_refused(self, at_us: int) -> None:
+        refused = self._batcher.take_refused(at_us, instance_free=self._is_free())
+        self._forget_bytes([entry for entry, _ in refused])
+        for entry, reason in refused:
+            self._refuse(entry.payload, reason)
+
+    def _refuse(self, work: Work, reason: Refusal) -> None:
         if work.delivery.partition.lost:  # its new owner decides; two outcomes would be one too many
             return
-        error = InferenceError(
-            ErrorCode.DEADLINE_EXCEEDED,
-            f"the deadline passed before model {self.ref.name!r} could run the request",
-            remedy="allow more time, or add workers",
-        )
+        code, message = _REFUSALS[reason]
+        error = InferenceError(code, message.format(self.ref.name), remedy="allow more time, or add workers")
         self._recorder.fail(work.delivery, work.envelope, error, stage="queue")
 
     async def _load_model(self) -> None:
@@ -259,22 +269,22 @@ class Lane:
         self.pump()
 
     def _take_all(self) -> list[Entry[Work]]:
-        taken: list[Entry[Work]] = []
-        while (entries := self._batcher.cut(now_us(), flush=True)) is not None:
-            taken += entries
+        taken = self._batcher.take_all()
         self._forget_bytes(taken)
         return taken
 
     def _forget_bytes(self, entries: list[Entry[Work]]) -> None:
         self.queued_bytes -= sum(entry.payload.size_bytes for entry in entries)
 
+    def _is_free(self) -> bool:
+        can_run = bool(self._instances) and not self._held
+        return can_run and any(instance.in_flight == 0 for instance in self._instances)
+
     def _arm(self, at_us: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        can_run = bool(self._instances) and not self._held
-        is_free = can_run and any(instance.in_flight == 0 for instance in self._instances)
-        due_us = self._batcher.next_due(instance_free=is_free)
+        due_us = self._batcher.next_due(instance_free=self._is_free())
         if due_us is not None:
             delay_s = max(0, due_us - at_us) / 1e6
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)
@@ -282,13 +292,3 @@ class Lane:
 
 def _in_flight(instance: Instance) -> int:
     return instance.in_flight
-
-
-def batch_policy(config: ModelConfig) -> BatchPolicy:
-    """How the model's requests are batched; without a batch dimension each runs alone."""
-    return BatchPolicy(
-        max_batch_rows=max(1, config.max_batch_size),
-        max_queue_delay_us=config.max_queue_delay_us if config.dynamic_batching else 0,
-        preferred_rows=config.preferred_batch_sizes,
-        alone=not config.dynamic_batching,
-    )

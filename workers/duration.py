@@ -1,0 +1,110 @@
+"""DurationModel: how long a batch takes on one instance, learnt from those that ran: row_us * rows + base_us.
+
+Least squares that forget: each batch weighs a little less than the one after it, so that a change of clock rate,
+neighbours or input is followed. Pure: no clock, nothing is waited for. Must not know batches or backends.
+"""
+
+from __future__ import annotations
+
+import math
+
+UNLIMITED_ROWS = 1 << 30
+
+_MEMORY = 0.97  # weight of a batch against the next: what is older than about 100 batches hardly counts
+_MIN_OBSERVATIONS = 3  # the first ones allocate and compile
+_OUTLIER_SPREADS = 5.0  # further away than this many mean deviations, a batch counts only as far as that
+_MIN_SPREAD = 0.02  # of the duration itself: a device that is never off by less would make everything an outlier
+_CHANGE_OBSERVATIONS = 5  # so many outliers on the same side are no outliers
+_CHANGE_MEMORY = 0.1  # what the past still weighs then
+_MIN_SIZE_SPREAD = 0.03  # batch sizes closer together than this share of their mean say nothing about the slope
+
+
+class DurationModel:
+    """The learnt duration of one instance. Not thread-safe: it belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._took = self._rows_rows = self._rows_took = 0.0
+        self._observations = 0
+        self._spread_us = 0.0
+        self._outliers = 0  # in a row, negative when they were faster
+        self._row_us = self._base_us = 0.0
+        self._knows_slope = False
+
+    def observe(self, rows: int, took_us: int) -> None:
+        """Learn from a batch of `rows` >= 1 rows that took `took_us` >= 0. Batches that failed are not for here."""
+        took = float(took_us)
+        self._observations += 1
+        if self._observations > _MIN_OBSERVATIONS:
+            took = self._without_outlier(rows, took)
+        self._add(rows, took)
+        self._solve()
+
+    def estimate_us(self, rows: int) -> int | None:
+        """How long a batch of so many rows will take; None while too little is known."""
+        if self._observations < _MIN_OBSERVATIONS:
+            return None
+        return max(1, math.ceil(self._row_us * rows + self._base_us))
+
+    def rows_within(self, budget_us: int) -> int:
+        """The most rows that end within the budget, 0 if none does; UNLIMITED_ROWS while too little is known."""
+        if self._observations < _MIN_OBSERVATIONS:
+            return UNLIMITED_ROWS
+        spare_us = budget_us - self._base_us
+        if budget_us < 1 or spare_us < 0:
+            return 0
+        if self._row_us * UNLIMITED_ROWS <= spare_us:
+            return UNLIMITED_ROWS
+        rows = math.floor(spare_us / self._row_us)
+        # Rounding may put it on either side of what `estimate_us` says.
+        while rows > 0 and math.ceil(self._row_us * rows + self._base_us) > budget_us:
+            rows -= 1
+        return rows
+
+    def _without_outlier(self, rows: int, took: float) -> float:
+        """The duration to learn from: the observed one, or one nearer to the estimate if it is far off."""
+        expected = self._row_us * rows + self._base_us
+        off = took - expected
+        limit = _OUTLIER_SPREADS * max(self._spread_us, _MIN_SPREAD * expected)
+        learnt = took
+        if abs(off) <= limit:
+            self._outliers = 0
+        else:
+            is_same_side = self._outliers * off > 0
+            self._outliers = (self._outliers if is_same_side else 0) + (1 if off > 0 else -1)
+            if abs(self._outliers) >= _CHANGE_OBSERVATIONS:
+                self._forget()
+            else:
+                learnt = expected + math.copysign(limit, off)
+        self._spread_us += (1 - _MEMORY) * (min(abs(off), limit) - self._spread_us)
+        return learnt
+
+    def _forget(self) -> None:
+        """The device is another one now: the past shall not hold the estimate back."""
+        self._outliers = 0
+        self._weight *= _CHANGE_MEMORY
+        self._rows *= _CHANGE_MEMORY
+        self._took *= _CHANGE_MEMORY
+        self._rows_rows *= _CHANGE_MEMORY
+        self._rows_took *= _CHANGE_MEMORY
+
+    def _add(self, rows: int, took: float) -> None:
+        self._weight = _MEMORY * self._weight + 1
+        self._rows = _MEMORY * self._rows + rows
+        self._took = _MEMORY * self._took + took
+        self._rows_rows = _MEMORY * self._rows_rows + rows * rows
+        self._rows_took = _MEMORY * self._rows_took + rows * took
+
+    def _solve(self) -> None:
+        mean_rows = self._rows / self._weight
+        mean_took = self._took / self._weight
+        variance = self._rows_rows / self._weight - mean_rows * mean_rows
+        if variance > (_MIN_SIZE_SPREAD * mean_rows) ** 2:
+            self._row_us = (self._rows_took / self._weight - mean_rows * mean_took) / variance
+            self._knows_slope = True
+        elif not self._knows_slope:
+            self._row_us = mean_took / mean_rows / 2  # one size seen: half of it by the row, until another size tells
+        self._base_us = mean_took - self._row_us * mean_rows
+        if self._row_us < 0:
+            self._row_us, self._base_us = 0.0, mean_took
+        elif self._base_us < 0:
+            self._row_us, self._base_us = self._rows_took / self._rows_rows, 0.0
