@@ -44,9 +44,6 @@ class Rule(Protocol):
     def next_due(self, now_us: int) -> int | None:
         """When to ask again if nothing happens before."""
 
-    def begun(self, rows: int, now_us: int) -> None:
-        """A batch that was cut starts now."""
-
     def ended(self, rows: int, took_us: int) -> None:
         """A batch has run."""
 
@@ -92,7 +89,6 @@ def simulate(rule: Rule, arrivals: Sequence[int], device: Device) -> Run:
                 continue
             free.remove(instance)
             _start(run, cut, now_us, device)
-            rule.begun(len(cut), now_us)
             heapq.heappush(running, (now_us + device.run_us(len(cut)), instance, cut))
         due_us = rule.next_due(now_us)
         if due_us is not None and due_us <= now_us:
