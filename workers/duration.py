@@ -43,26 +43,35 @@ class DurationModel:
         """How long a batch of so many rows will take; None while too little is known."""
         if self._observations < _MIN_OBSERVATIONS:
             return None
-        return max(1, math.ceil(self._row_us * rows + self._base_us))
+        return max(1, math.ceil(self._expected_us(rows)))
 
     def rows_within(self, budget_us: int) -> int:
         """The most rows that end within the budget, 0 if none does; UNLIMITED_ROWS while too little is known."""
         if self._observations < _MIN_OBSERVATIONS:
             return UNLIMITED_ROWS
-        spare_us = budget_us - self._base_us
-        if budget_us < 1 or spare_us < 0:
+        if budget_us < 1:
             return 0
-        if self._row_us * UNLIMITED_ROWS <= spare_us:
+        if self._expected_us(UNLIMITED_ROWS) <= budget_us:
             return UNLIMITED_ROWS
-        rows = math.floor(spare_us / self._row_us)
-        # Rounding may put it on either side of what `estimate_us` says.
-        while rows > 0 and math.ceil(self._row_us * rows + self._base_us) > budget_us:
+        line = (self._row_us, self._base_us) if self._knows_slope else (self._took / self._rows, 0.0)
+        rows = max(0, math.floor((budget_us - line[1]) / line[0]) + 1)
+        while rows > 0 and math.ceil(self._expected_us(rows)) > budget_us:  # rounding; a step or two
             rows -= 1
         return rows
 
+    def _expected_us(self, rows: int) -> float:
+        """The estimate. While batches were all of one size, the most favourable of the lines through it.
+
+        That would be a flat one above that size, and one through zero below it: so nothing is refused, and no batch
+        kept small, for what nobody has measured.
+        """
+        if self._knows_slope:
+            return self._row_us * rows + self._base_us
+        return self._took / self._weight * min(1.0, rows * self._weight / self._rows)
+
     def _without_outlier(self, rows: int, took: float) -> float:
         """The duration to learn from: the observed one, or one nearer to the estimate if it is far off."""
-        expected = self._row_us * rows + self._base_us
+        expected = self._expected_us(rows)
         off = took - expected
         limit = _OUTLIER_SPREADS * max(self._spread_us, _MIN_SPREAD * expected)
         learnt = took
@@ -102,7 +111,7 @@ class DurationModel:
             self._row_us = (self._rows_took / self._weight - mean_rows * mean_took) / variance
             self._knows_slope = True
         elif not self._knows_slope:
-            self._row_us = mean_took / mean_rows / 2  # one size seen: half of it by the row, until another size tells
+            return
         self._base_us = mean_took - self._row_us * mean_rows
         if self._row_us < 0:
             self._row_us, self._base_us = 0.0, mean_took

@@ -2,8 +2,8 @@
 
 `python -m tests.benchmarks.batching_sim` prints the table and draws `.bench/batching_sim.png`. A cell is a setup
 (device, instances, SLO), a pattern of arrivals and a load, as a share of what full batches back to back can do.
-Each rival has, per setup and pattern, the one setting out of a grid with which it does best over all loads; the grid
-holds its documented defaults. Ours has no setting. Deterministic.
+Each rule has, per setup and pattern, the one setting out of its grid with which it does best over all loads; the grid
+of each rival holds its documented defaults, ours has two delays. Deterministic.
 
 Figures are means over a pattern's cells, fractions of the requests that arrive. `worst` is the pattern in which ours
 is least ahead of any of its targets: where they are reached there, they are reached in every pattern.
@@ -23,7 +23,7 @@ from rich.table import Table
 from tests.benchmarks.bench import FULL_RUN_S, Bench
 from tests.benchmarks.sim_arrivals import PATTERNS, Arrivals
 from tests.benchmarks.sim_bound import most_on_time
-from tests.benchmarks.sim_device import Device, Rule, simulate
+from tests.benchmarks.sim_device import Device, simulate
 from tests.benchmarks.sim_rules import Bento, FixedWindow, Ours, Triton
 
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.1, 1.2)
@@ -34,34 +34,35 @@ SETUPS = (
 )
 BOUND_SHARE = 0.90
 RIVALS = ("fixed", "triton", "bento")
+RULES = ("ours", *RIVALS)
 
-_REQUESTS = 6_000  # of a cell at load 1
+_REQUESTS = 8_000  # of a cell at load 1
 _PLOT = Path(__file__).parents[2] / ".bench" / "batching_sim.png"
 
-Settings = FixedWindow | Triton | Bento
+Settings = Ours | FixedWindow | Triton | Bento
 Goodputs = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of every rule over the same arrivals: `goodputs` by ours, the bound, and each rival's settings."""
+    """One run of every rule with every setting over the same arrivals, and the bound: shares answered in time."""
 
     device: Device
     pattern: str
     load: float
-    ours: float
     bound: float
-    rivals: Mapping[Settings, float]
+    goodputs: Mapping[Settings, float]
 
 
 def settings_of(device: Device) -> dict[str, list[Settings]]:
-    """Each rival's grid, its default first."""
+    """Each rule's grid, its default first."""
     full_us = device.run_us(device.max_rows)
     latest_us = device.slo_us - full_us
     windows_us = (5_000, 0, device.slo_us // 4)
     # As many as are answered in time behind a batch that has just begun, and somewhat fewer.
     queues = [int(share * device.capacity_s * latest_us / 1e6) for share in (0.6, 0.8, 1.0)]
     return {
+        "ours": [Ours(0), Ours(5_000)],
         "fixed": [FixedWindow(window_us, queue) for window_us in windows_us for queue in (0, *queues)],
         "triton": [
             *(Triton(delay_us, timeout_us) for delay_us in (0, 5_000) for timeout_us in (0, latest_us, device.slo_us)),
@@ -74,14 +75,13 @@ def settings_of(device: Device) -> dict[str, list[Settings]]:
 def run_cell(device: Device, pattern: str, load: float, arrivals: Arrivals) -> Cell:
     """Every rule over the same arrivals."""
 
-    def goodput(rule: Rule) -> float:
-        return simulate(rule, arrivals, device).on_time(arrivals, device.slo_us) / len(arrivals)
-
-    rivals = {
-        setting: goodput(setting.rule(arrivals, device)) for grid in settings_of(device).values() for setting in grid
+    goodputs = {
+        setting: simulate(setting.rule(arrivals, device), arrivals, device).on_time(arrivals, device.slo_us)
+        / len(arrivals)
+        for grid in settings_of(device).values()
+        for setting in grid
     }
-    bound = most_on_time(arrivals, device) / len(arrivals)
-    return Cell(device, pattern, load, goodput(Ours(arrivals, device)), bound, rivals)
+    return Cell(device, pattern, load, most_on_time(arrivals, device) / len(arrivals), goodputs)
 
 
 def run_all(requests: int, told: Callable[[str], None]) -> list[Cell]:
@@ -97,28 +97,27 @@ def run_all(requests: int, told: Callable[[str], None]) -> list[Cell]:
 
 
 def chosen(cells: Sequence[Cell]) -> dict[tuple[Device, str, str], Settings]:
-    """By setup, pattern and rival: the setting with the most requests in time over all loads."""
+    """By setup, pattern and rule: the setting with the most requests in time over all loads."""
     best: dict[tuple[Device, str, str], Settings] = {}
     for device in SETUPS:
         for pattern in PATTERNS:
             its = [cell for cell in cells if cell.device == device and cell.pattern == pattern]
-            for rival, grid in settings_of(device).items():
-                best[device, pattern, rival] = max(grid, key=lambda one: sum(cell.rivals[one] for cell in its))
+            for rule, grid in settings_of(device).items():
+                best[device, pattern, rule] = max(grid, key=lambda one: sum(cell.goodputs[one] for cell in its))
     return best
 
 
 def by_pattern(cells: Sequence[Cell], *, with_defaults: bool = False) -> dict[str, Goodputs]:
-    """The mean goodput of ours, the bound and each rival over a pattern's cells."""
+    """The mean goodput of each rule and the bound over a pattern's cells."""
     best = chosen(cells)
     sums: dict[str, dict[str, float]] = {pattern: defaultdict(float) for pattern in PATTERNS}
     share = 1 / (len(SETUPS) * len(LOADS))
     for cell in cells:
         its = sums[cell.pattern]
-        its["ours"] += share * cell.ours
         its["bound"] += share * cell.bound
-        for rival, grid in settings_of(cell.device).items():
-            setting = grid[0] if with_defaults else best[cell.device, cell.pattern, rival]
-            its[rival] += share * cell.rivals[setting]
+        for rule, grid in settings_of(cell.device).items():
+            setting = grid[0] if with_defaults else best[cell.device, cell.pattern, rule]
+            its[rule] += share * cell.goodputs[setting]
     return {pattern: dict(its) for pattern, its in sums.items()}
 
 
@@ -142,9 +141,9 @@ def main() -> int:
     cells = run_all(_REQUESTS, lambda told: print(told, file=sys.stderr))
     _print_cells(console, cells)
     for title, with_defaults in (("best settings", False), ("default settings", True)):
-        table = Table("pattern", "ours", *RIVALS, "bound", "ours / bound", title=f"means, rivals with their {title}")
+        table = Table("pattern", *RULES, "bound", "ours / bound", title=f"means, each with its {title}")
         for pattern, goodputs in by_pattern(cells, with_defaults=with_defaults).items():
-            values = [goodputs[name] for name in ("ours", *RIVALS, "bound")]
+            values = [goodputs[name] for name in (*RULES, "bound")]
             table.add_row(pattern, *(f"{value:.4f}" for value in values), f"{values[0] / values[-1]:.3f}")
         console.print(table)
     draw(cells, _PLOT)
@@ -154,21 +153,21 @@ def main() -> int:
 
 def _print_cells(console: Console, cells: Sequence[Cell]) -> None:
     best = chosen(cells)
-    table = Table("instances", "SLO ms", "pattern", "load", "ours", *RIVALS, "bound", "ours / bound")
+    table = Table("instances", "SLO ms", "pattern", "load", *RULES, "bound", "ours / bound")
     for cell in cells:
         device = cell.device
-        rivals = [cell.rivals[best[device, cell.pattern, rival]] for rival in RIVALS]
+        values = [cell.goodputs[best[device, cell.pattern, rule]] for rule in RULES]
         table.add_row(
             str(device.instances),
             f"{device.slo_us / 1000:g}",
             cell.pattern,
             f"{cell.load:.0%}",
-            *(f"{value:.4f}" for value in (cell.ours, *rivals, cell.bound)),
-            f"{cell.ours / cell.bound:.3f}",
+            *(f"{value:.4f}" for value in (*values, cell.bound)),
+            f"{values[0] / cell.bound:.3f}",
         )
     console.print(table)
-    for (device, pattern, rival), setting in best.items():
-        console.print(f"{device.instances} x, {device.slo_us // 1000} ms, {pattern}, {rival}: {setting}", style="dim")
+    for (device, pattern, rule), setting in best.items():
+        console.print(f"{device.instances} x, {device.slo_us // 1000} ms, {pattern}, {rule}: {setting}", style="dim")
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
@@ -188,9 +187,9 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
             loads = [100 * cell.load for cell in its]
             plot = axes[row][column]
             plot.plot(loads, [cell.bound for cell in its], "k--", label="upper bound", linewidth=1)
-            for rival, style in zip(RIVALS, ("s-", "^-", "v-"), strict=True):
-                plot.plot(loads, [cell.rivals[best[device, pattern, rival]] for cell in its], style, label=rival)
-            plot.plot(loads, [cell.ours for cell in its], "o-", color="tab:red", label="ours", linewidth=2)
+            for rule, style in zip(reversed(RULES), ("v-", "^-", "s-", "o-"), strict=True):
+                shares = [cell.goodputs[best[device, pattern, rule]] for cell in its]
+                plot.plot(loads, shares, style, label=rule, color="tab:red" if rule == "ours" else None)
             plot.set_title(f"{pattern}, {device.instances} instance(s), SLO {device.slo_us // 1000} ms", fontsize=10)
             plot.grid(alpha=0.3)
     figure.supxlabel("load, % of what full batches back to back can do")

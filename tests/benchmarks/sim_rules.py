@@ -1,7 +1,7 @@
 """The rules that the batching simulator compares: ours, and our own writing of three others. Each knows the SLO.
 
-Ours is the worker's Batcher with the DurationModel, which has to learn how long batches take. The others are written
-after what their projects document and do; they get what they know from the outset, and their settings from outside.
+Ours is the worker's Batcher with the DurationModel, as minutes of service leave it. The others are written after what
+their projects document and do, and are told a and b where they use them. Settings come from outside.
 """
 
 from __future__ import annotations
@@ -15,14 +15,28 @@ from workers.batcher import Batcher, BatchPolicy, Entry
 from workers.duration import DurationModel
 
 
+@dataclass(frozen=True)
 class Ours:
-    """The Batcher as a lane uses it: no delay on purpose, the SLO as each request's deadline."""
+    """Setting: max_queue_delay_us."""
 
-    def __init__(self, arrivals: Sequence[int], device: Device) -> None:
+    delay_us: int = 0
+
+    def rule(self, arrivals: Sequence[int], device: Device) -> OurRule:
+        """The rule with this setting."""
+        return OurRule(self, arrivals, device)
+
+
+class OurRule:
+    """The Batcher as a lane uses it, the SLO as each request's deadline."""
+
+    def __init__(self, settings: Ours, arrivals: Sequence[int], device: Device) -> None:
         self._arrivals = arrivals
         self._slo_us = device.slo_us
-        self._batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=device.max_rows))
+        policy = BatchPolicy(max_batch_rows=device.max_rows, max_queue_delay_us=settings.delay_us)
+        self._batcher: Batcher[int] = Batcher(policy)
         self._durations = DurationModel()
+        for rows in (1, device.max_rows, device.max_rows // 2):
+            self._durations.observe(rows, device.run_us(rows))
 
     def add(self, request: int, now_us: int) -> None:
         """Queue."""
