@@ -12,10 +12,10 @@ UNLIMITED_ROWS = 1 << 30
 
 _MEMORY = 0.97  # weight of a batch against the next: what is older than about 100 batches hardly counts
 _MIN_OBSERVATIONS = 3  # the first ones allocate and compile
-_OUTLIER_SPREADS = 5.0  # further away than this many mean deviations, a batch counts only as far as that
-_MIN_SPREAD = 0.02  # of the duration itself: a device that is never off by less would make everything an outlier
-_CHANGE_OBSERVATIONS = 5  # so many outliers on the same side are no outliers
-_CHANGE_MEMORY = 0.1  # what the past still weighs then
+_OUTLIER_SPREADS = 5.0  # a batch that is further off than this many mean deviations is not learnt from
+_MIN_SPREAD = 0.02  # a device that was never off by more would make everything an outlier
+_CHANGE_OBSERVATIONS = 5  # so many outliers in a row, all to the same side, are a change
+_CHANGE_MEMORY = 0.02  # what the past still weighs then
 _MIN_SIZE_SPREAD = 0.03  # batch sizes closer together than this share of their mean say nothing about the slope
 
 
@@ -25,18 +25,23 @@ class DurationModel:
     def __init__(self) -> None:
         self._weight = self._rows = self._took = self._rows_rows = self._rows_took = 0.0
         self._observations = 0
-        self._spread_us = 0.0
-        self._outliers = 0  # in a row, negative when they were faster
+        self._spread = 0.0  # mean deviation from the estimate, as a share of it
+        self._outliers: list[tuple[int, int]] = []  # rows and duration of the last ones, if nothing else came since
+        self._are_outliers_slow = False
         self._row_us = self._base_us = 0.0
         self._knows_slope = False
 
     def observe(self, rows: int, took_us: int) -> None:
         """Learn from a batch of `rows` >= 1 rows that took `took_us` >= 0. Batches that failed are not for here."""
-        took = float(took_us)
         self._observations += 1
-        if self._observations > _MIN_OBSERVATIONS:
-            took = self._without_outlier(rows, took)
-        self._add(rows, took)
+        if self._observations <= _MIN_OBSERVATIONS or not self._is_outlier(rows, took_us):
+            self._outliers.clear()
+            self._add(rows, took_us)
+        elif len(self._outliers) >= _CHANGE_OBSERVATIONS:  # the device is another one now
+            self._forget()
+            for outlier in self._outliers:
+                self._add(*outlier)
+            self._outliers.clear()
         self._solve()
 
     def estimate_us(self, rows: int) -> int | None:
@@ -54,6 +59,8 @@ class DurationModel:
         if self._expected_us(UNLIMITED_ROWS) <= budget_us:
             return UNLIMITED_ROWS
         line = (self._row_us, self._base_us) if self._knows_slope else (self._took / self._rows, 0.0)
+        if line[0] <= 0:
+            return 0
         rows = max(0, math.floor((budget_us - line[1]) / line[0]) + 1)
         while rows > 0 and math.ceil(self._expected_us(rows)) > budget_us:  # rounding; a step or two
             rows -= 1
@@ -69,27 +76,27 @@ class DurationModel:
             return self._row_us * rows + self._base_us
         return self._took / self._weight * min(1.0, rows * self._weight / self._rows)
 
-    def _without_outlier(self, rows: int, took: float) -> float:
-        """The duration to learn from: the observed one, or one nearer to the estimate if it is far off."""
-        expected = self._expected_us(rows)
-        off = took - expected
-        limit = _OUTLIER_SPREADS * max(self._spread_us, _MIN_SPREAD * expected)
-        learnt = took
+    def _is_outlier(self, rows: int, took_us: int) -> bool:
+        """Whether a batch is far off; if so it is kept aside, with those before it that were off to the same side.
+
+        The first of another size never is: nothing is known of that size yet.
+        """
+        if not self._knows_slope and abs(rows - self._rows / self._weight) > _MIN_SIZE_SPREAD * rows:
+            return False
+        expected_us = max(1.0, self._expected_us(rows))
+        off = took_us / expected_us - 1
+        limit = _OUTLIER_SPREADS * max(self._spread, _MIN_SPREAD)
+        self._spread += (1 - _MEMORY) * (min(abs(off), limit) - self._spread)
         if abs(off) <= limit:
-            self._outliers = 0
-        else:
-            is_same_side = self._outliers * off > 0
-            self._outliers = (self._outliers if is_same_side else 0) + (1 if off > 0 else -1)
-            if abs(self._outliers) >= _CHANGE_OBSERVATIONS:
-                self._forget()
-            else:
-                learnt = expected + math.copysign(limit, off)
-        self._spread_us += (1 - _MEMORY) * (min(abs(off), limit) - self._spread_us)
-        return learnt
+            return False
+        if (off > 0) != self._are_outliers_slow:
+            self._outliers.clear()
+        self._are_outliers_slow = off > 0
+        self._outliers.append((rows, took_us))
+        return True
 
     def _forget(self) -> None:
-        """The device is another one now: the past shall not hold the estimate back."""
-        self._outliers = 0
+        """Let the past not hold the estimate back."""
         self._weight *= _CHANGE_MEMORY
         self._rows *= _CHANGE_MEMORY
         self._took *= _CHANGE_MEMORY
