@@ -127,9 +127,7 @@ class Batcher(Generic[T]):
             while (entry := self._deadlines.first()) is not None and _is_hopeless(entry, start_us, durations):
                 if not self._give_up(entry, instance_free):
                     break
-        refused = self._refused
-        if refused:
-            self._refused = []
+        refused, self._refused = self._refused, []
         return refused
 
     def next_due(
