@@ -27,6 +27,13 @@ class OutOfMemory(InferenceError):  # noqa: N818 - the name says what is so, as 
         super().__init__(ErrorCode.MODEL_FAILED, message, remedy="send fewer rows in one request, or give more memory")
 
 
+class TransientError(InferenceError):
+    """The call failed for a reason that may pass by itself, and says nothing of the batch that it was given."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, message, remedy="the same request may well pass a little later")
+
+
 class Backend(Protocol):
     """One instance of one model. Every method blocks and is called from the instance's own thread, one at a time.
 
@@ -49,7 +56,7 @@ class Backend(Protocol):
 
         Inputs may be read-only views and are only read during the call. Outputs are the caller's. Raises
         InferenceError(MODEL_FAILED), InferenceError(INVALID_REQUEST) for values that the model's datatype has no place
-        for, or OutOfMemory.
+        for, OutOfMemory, or TransientError.
         """
 
     def unload(self) -> None:
