@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -36,7 +36,6 @@ _FETCH_WAIT_MS = 500
 _FETCH_RECORDS = 1000
 _RETRY_S = 0.5
 _COORDINATOR_TRIES = 20
-_LEFT_OUT = (DEADLINE_HEADER, VERSION_HEADER)
 
 
 class _ConsumerIntake:
@@ -239,11 +238,14 @@ class GroupIntake(_ConsumerIntake, ConsumerRebalanceListener):  # type: ignore[m
 class RangeIntake(_ConsumerIntake):
     """One topic from the group's committed progress up to its end at `open`; commits nothing itself.
 
-    Deadlines and versions are left out: they were for whoever waited at the time.
+    The headers `left_out` are not delivered: deadlines and versions were for whoever waited at the time.
     """
 
-    def __init__(self, *, bootstrap: str, group: str, topic: str) -> None:
+    def __init__(
+        self, *, bootstrap: str, group: str, topic: str, left_out: Collection[str] = (DEADLINE_HEADER, VERSION_HEADER)
+    ) -> None:
         super().__init__()
+        self._left_out = left_out
         self._bootstrap = bootstrap
         self._group = group
         self._topic = topic
@@ -297,7 +299,9 @@ class RangeIntake(_ConsumerIntake):
             for key, records in fetched.items():
                 partition, end = self._partitions[key], self._ends[key]
                 deliveries += [
-                    _delivery(partition, record, [header for header in record.headers if header[0] not in _LEFT_OUT])
+                    _delivery(
+                        partition, record, [header for header in record.headers if header[0] not in self._left_out]
+                    )
                     for record in records
                     if record.offset < end and partition.tracker.deliver(record.offset)
                 ]

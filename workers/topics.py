@@ -85,6 +85,31 @@ class TopicAdmin:
         except KafkaError as cause:
             raise InferenceError(ErrorCode.UNAVAILABLE, f"cannot create topic {topic!r}: {cause!r}") from cause
 
+    def dead_letter_models(self) -> dict[str, int]:
+        """The models that have a topic of dead letters, with how many partitions their request topic has (0: gone).
+
+        Raises InferenceError(UNAVAILABLE).
+        """
+        try:
+            admin = KafkaAdminClient(
+                bootstrap_servers=self._bootstrap,
+                bootstrap_timeout_ms=_ANSWER_TIMEOUT_MS,
+                request_timeout_ms=_ANSWER_TIMEOUT_MS,
+            )
+            try:
+                existing = set(admin.list_topics())
+                models = [model for topic in sorted(existing) if (model := self._topics.model_of_dead(topic))]
+                asked = [topic for model in models if (topic := self._topics.infer(model)) in existing]
+                described = admin.describe_topics(asked) if asked else []
+                counts = {topic["name"]: len(topic["partitions"]) for topic in described}
+                return {model: counts.get(self._topics.infer(model), 0) for model in models}
+            finally:
+                admin.close()
+        except KafkaError as cause:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE, f"cannot list topics at {self._bootstrap}: {cause!r}"
+            ) from cause
+
     def _provision(self, models: list[str], pool: str) -> dict[str, RequestTopic]:
         admin = KafkaAdminClient(
             bootstrap_servers=self._bootstrap,
