@@ -28,10 +28,10 @@ class OutOfMemory(InferenceError):  # noqa: N818 - the name says what is so, as 
 
 
 class TransientError(InferenceError):
-    """The call failed for a reason that may pass by itself, and says nothing of the batch that it was given."""
+    """A failure that is not the batch's: the same batch may pass a little later. A model's own code may raise it."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(ErrorCode.UNAVAILABLE, message, remedy="the same request may well pass a little later")
+    def __init__(self, message: str, *, remedy: str = "send the request again a little later") -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, message, remedy=remedy)
 
 
 class Backend(Protocol):
