@@ -65,7 +65,7 @@ def dead_letter_headers(
     return [
         *kept,
         (_PREFIX + "code", error.code.wire.encode()),
-        (_PREFIX + "message", error.message.encode(errors="replace")),
+        (_PREFIX + "message", error.message.encode()),
         (_PREFIX + "cause", cause.encode(errors="replace")),
         (_PREFIX + "stage", stage.encode()),
         (_PREFIX + "attempts", b"%d" % attempt),

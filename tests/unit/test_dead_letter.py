@@ -111,11 +111,16 @@ def test_a_record_that_lacks_a_part_is_no_dead_letter(missing: str) -> None:
     assert str(PLACE) in caught.value.message
 
 
+class RawError(Exception):
+    def __repr__(self) -> str:
+        return "\udcff"
+
+
 def test_half_a_surrogate_in_an_error_does_not_keep_its_letter_from_being_written() -> None:
     error = InferenceError(ErrorCode.MODEL_FAILED, "no file \udcff.bin", value="\ud800", remedy="\udfff")
-    error.__cause__ = OSError("\udcff")
+    error.__cause__ = RawError()
     letter = buried(delivery_of([]), error)
-    assert letter.message == "no file ?.bin"
+    assert (letter.message, letter.cause) == ("no file ?.bin", "?")
     assert b"no file" in error_value(error)
 
 
