@@ -245,9 +245,7 @@ class RangeIntake(_ConsumerIntake):
         self, *, bootstrap: str, group: str, topic: str, left_out: Collection[str] = (DEADLINE_HEADER, VERSION_HEADER)
     ) -> None:
         super().__init__()
-        self._left_out = left_out
-        self._bootstrap = bootstrap
-        self._group = group
+        self._left_out, self._bootstrap, self._group = left_out, bootstrap, group
         self._topic = topic
         self._ends: dict[TopicPartition, int] = {}
 
