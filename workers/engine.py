@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-import structlog
-
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, ModelRef
 from schemas.record import Envelope, decode_envelope, decode_value
@@ -20,11 +18,8 @@ from workers.lane import Lane, now_us
 from workers.model_cache import ModelCache
 from workers.work import Recorder, Work
 
-log = structlog.get_logger()
-
 _CLAIMS_AT_ONCE = 4  # large values being fetched: each is in memory before it counts as queued
 _MAX_CLAIMS = 256  # large values waiting for their turn
-_REVOKE_WAIT_S = 1.0  # how long a rebalance waits for running batches, so that their records are not run again
 
 
 class Engine:
@@ -56,7 +51,6 @@ class Engine:
         self._claims_done.set()
         self._claim_turns = asyncio.Semaphore(_CLAIMS_AT_ONCE)
         self._resumed = asyncio.Event()
-        self._held = False
 
     async def run(self) -> None:
         """Fetch and route until cancelled or the intake is exhausted; what was fetched goes on either way."""
@@ -75,25 +69,6 @@ class Engine:
             for lane in touched:
                 lane.pump()
             await asyncio.sleep(0)  # lets answers out between two fetches that are both ready
-
-    async def before_revoke(self) -> None:
-        """Begin nothing new and give running batches a moment to end, before partitions are given away."""
-        self._held = True
-        for lane in self._lanes.values():
-            lane.hold()
-        try:
-            async with asyncio.timeout(_REVOKE_WAIT_S):
-                for lane in self._lanes.values():
-                    await lane.settle()
-                await self._recorder.flush()
-        except TimeoutError:
-            log.warning("revoke_while_running", wait_s=_REVOKE_WAIT_S)
-
-    def after_assign(self) -> None:
-        """Go on. What is queued of partitions that are lost is dropped when its turn comes."""
-        self._held = False
-        for lane in self._lanes.values():
-            lane.release_hold()
 
     async def drain(self) -> None:
         """Run what is queued, record every outcome. Fetching has ended before. Cancel-safe."""
@@ -170,8 +145,6 @@ class Engine:
                 tasks=self._tasks,
                 on_change=lambda: self._bound(model),
             )
-            if self._held:
-                lane.hold()
         return lane
 
     def _bound(self, model: str) -> None:

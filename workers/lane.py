@@ -57,7 +57,6 @@ class Lane:
         self._load_begun_us = self._ready_us = 0
         self._timer: asyncio.TimerHandle | None = None
         self.queued_bytes = 0
-        self._held = False
         self._flushing = False
         self._closed = False
         self._settled = asyncio.Event()  # set whenever a batch has ended
@@ -109,27 +108,12 @@ class Lane:
         if not self._instances:
             if self._batcher.rows and self._load is None and not self._flushing:
                 self._load = self._tasks.create_task(self._load_model(), name=f"lane {self.ref}")
-        elif not self._held:
+        else:
             while self._send_one(at_us):
                 pass
         self._arm(at_us)
         self._queued_rows.set(self._batcher.rows)
         self._on_change()
-
-    def hold(self) -> None:
-        """Begin no batch until `release_hold`; what runs goes on. For the time of a rebalance."""
-        self._held = True
-
-    def release_hold(self) -> None:
-        """Go on after `hold`."""
-        self._held = False
-        self.pump()
-
-    async def settle(self) -> None:
-        """Wait until nothing runs. Cancel-safe."""
-        while self.running:
-            self._settled.clear()
-            await self._settled.wait()
 
     async def drain(self) -> None:
         """Run what is queued now, without waiting for its delay, and wait until nothing runs. Cancel-safe.
@@ -140,7 +124,7 @@ class Lane:
         if self._load is not None:
             self._load.cancel()
         self.pump()
-        while self._instances and (self.running or (self._batcher.rows and not self._held)):
+        while self._instances and (self.running or self._batcher.rows):
             self._settled.clear()
             await self._settled.wait()
 
@@ -272,8 +256,7 @@ class Lane:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        can_run = bool(self._instances) and not self._held
-        is_free = can_run and any(instance.in_flight == 0 for instance in self._instances)
+        is_free = any(instance.in_flight == 0 for instance in self._instances)
         due_us = self._batcher.next_due(instance_free=is_free)
         if due_us is not None:
             delay_s = max(0, due_us - at_us) / 1e6

@@ -23,11 +23,11 @@ from schemas.topics import Topics
 from store import open_store
 from workers.delivery import Delivery
 from workers.engine import Engine
-from workers.intake import RangeIntake
 from workers.interpreter import tune_interpreter
 from workers.model_cache import ModelCache
 from workers.ordered_results import OrderedResults, Score, is_large
 from workers.publisher import TransactionalPublisher
+from workers.range_intake import RangeIntake
 from workers.repository import ModelRepository
 from workers.settings import ScoreSettings
 from workers.topics import TopicAdmin

@@ -20,8 +20,8 @@ import structlog
 from schemas.errors import ErrorCode, InferenceError
 from store import open_store
 from workers.engine import Engine
+from workers.group_intake import GroupIntake
 from workers.health import HealthServer
-from workers.intake import GroupIntake
 from workers.lane import now_us
 from workers.metrics import WORKER_STATE
 from workers.model_cache import ModelCache
@@ -139,7 +139,7 @@ class Worker:
         )
         resources.callback(engine.close)
         if pool.models:
-            await self._until_done(lambda: intake.open(engine))
+            await self._until_done(intake.open)
             fetching = work.create_task(engine.run(), name="fetch")
             committing = work.create_task(self._commit_on_timer(intake), name="commit")
         self._enter(State.SERVING)
@@ -246,7 +246,7 @@ class Worker:
         return now_s - self._ticked_s < _LIVE_S
 
     def _is_ready(self) -> bool:
-        joined = self._intake is None or self._intake.assigned.is_set()
+        joined = self._intake is None or self._intake.is_owner
         return self._state is State.SERVING and joined
 
     async def _commit_on_timer(self, intake: GroupIntake) -> None:
