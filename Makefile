@@ -1,6 +1,6 @@
 # The few commands of this project. Each sets up what it needs: a fresh clone needs no other step.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test lint bench clean
+.PHONY: help setup demo up test lint bench bench-engine clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -9,7 +9,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 help: ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 
 setup: $(READY) ## make .venv with everything; again when pyproject.toml or constraints.txt have changed
 
@@ -30,6 +30,9 @@ lint: $(READY) ## format, lint, types, rooms
 
 bench: $(READY) ## all benchmarks, against a local Kafka; needs wrk
 	@$(RUN) -m tests.benchmarks
+
+bench-engine: $(READY) ## the worker engine's benchmarks, five minutes of killing workers among them
+	@$(RUN) -m tests.benchmarks.engine
 
 clean: ## remove the virtual environment, caches and results of runs
 	@rm -rf $(VENV) .bench .tidegate .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 _RETRY_S = 0.5
 _SESSION_TIMEOUT_S = 10.0  # how long a killed worker is missed before its partitions go to others
-_PART_S = 5.0  # how long running batches are waited for before their partitions are given up nevertheless
+_PART_TIMEOUT_S = 5.0  # how long running batches are waited for before their partitions are given up nevertheless
 _COMMIT_RETRY_S = 0.1
 
 
@@ -41,6 +41,7 @@ class GroupIntake(Receipts):
         topics: Iterable[str],
         clock_seed_us: int | None = None,
         session_timeout_s: float = _SESSION_TIMEOUT_S,
+        part_timeout_s: float = _PART_TIMEOUT_S,
     ) -> None:
         """`clock_seed_us`: see workers/arrival.py."""
         super().__init__()
@@ -48,6 +49,7 @@ class GroupIntake(Receipts):
         self._reader = Reader(bootstrap=bootstrap)
         self._member = Member(bootstrap=bootstrap, group=group, topics=topics, session_timeout_s=session_timeout_s)
         self._holdings = Holdings()
+        self._part_timeout_s = part_timeout_s
         self._adopting: asyncio.Task[None] | None = None
         self._parting: asyncio.Task[None] | None = None
         self._commit_turn = asyncio.Lock()
@@ -195,12 +197,12 @@ class GroupIntake(Receipts):
         """
         while self._holdings.parting:
             try:
-                async with asyncio.timeout(_PART_S):
+                async with asyncio.timeout(self._part_timeout_s):
                     while not self._holdings.is_idle():
                         self._idle.clear()
                         await self._idle.wait()
             except TimeoutError:
-                log.warning("part_while_running", wait_s=_PART_S)
+                log.warning("part_while_running", wait_s=self._part_timeout_s)
             released = list(self._holdings.parting)
             await self.commit()
             self._holdings.release(released)

@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 import uvloop
@@ -23,8 +23,8 @@ from kafka.admin import KafkaAdminClient
 from schemas.topics import Topics
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.rows import PARTITIONS
-from tests.benchmarks.stack import BenchmarkError, Program, Stack
-from tests.benchmarks.topic_load import TopicLoad
+from tests.benchmarks.stack import BenchmarkError, Stack
+from tests.benchmarks.topic_load import TopicLoad, worker_beside
 
 _MODEL = "device"
 _TENSORS = "data_type: TYPE_FP32 dims: [1]"
@@ -34,7 +34,7 @@ _CONFIG = (
     'parameters { key: "execute_base_ms" value { string_value: "50" } }'
 )
 _RATE_ROWS_S = 240  # 30 a second on each partition; two workers can do 640
-_TRIALS = 1
+_TRIALS = 3
 _AROUND_S = 1.0
 _PATIENCE_S = 60.0
 _PACE_S = 0.05
@@ -64,14 +64,14 @@ async def _trials(bench: Bench, stack: Stack) -> dict[str, list[float]]:
         await _steady(load)
         for trial in range(_TRIALS):
             async with _Observed(stack, load, members=3) as join:
-                third = await opened.enter_async_context(_worker(stack, f"worker-3-{trial}"))
+                third = await opened.enter_async_context(worker_beside(stack, f"worker-3-{trial}"))
             async with _Observed(stack, load, members=2) as leave:
                 os.kill(third.pid, signal.SIGTERM)
             async with _Observed(stack, load, members=3) as join_again:
-                fourth = await opened.enter_async_context(_worker(stack, f"worker-4-{trial}"))
+                fourth = await opened.enter_async_context(worker_beside(stack, f"worker-4-{trial}"))
             async with _Observed(stack, load, members=3) as replace:
                 os.kill(fourth.pid, signal.SIGKILL)
-                fifth = await opened.enter_async_context(_worker(stack, f"worker-5-{trial}"))
+                fifth = await opened.enter_async_context(worker_beside(stack, f"worker-5-{trial}"))
             async with _Observed(stack, load, members=2) as kill:
                 os.kill(fifth.pid, signal.SIGKILL)
             changes = {"join": [join, join_again], "leave": [leave], "replace": [replace], "kill": [kill]}
@@ -80,17 +80,6 @@ async def _trials(bench: Bench, stack: Stack) -> dict[str, list[float]]:
             told = "  ".join(f"{name} {max(each.pause_s for each in seen):.2f} s" for name, seen in changes.items())
             bench.console.print(f"  trial {trial + 1}: {told}", highlight=False)
     return pauses
-
-
-@contextlib.asynccontextmanager
-async def _worker(stack: Stack, name: str) -> AsyncIterator[Program]:
-    """A worker that is starting; started and ended in a thread, so that the load goes on."""
-    running = stack.command(name, ["-m", "workers", "serve"])
-    worker = await asyncio.to_thread(running.__enter__)
-    try:
-        yield worker
-    finally:
-        await asyncio.to_thread(running.__exit__, None, None, None)
 
 
 async def _steady(load: TopicLoad) -> None:

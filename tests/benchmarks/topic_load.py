@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +22,7 @@ from schemas.request import InferenceRequest
 from schemas.tensor import tensor_from_list
 from schemas.topics import Topics
 from tests.benchmarks.rows import PARTITIONS
-from tests.benchmarks.stack import BenchmarkError
+from tests.benchmarks.stack import BenchmarkError, Program, Stack
 
 _TICK_S = 0.01
 _READ_MS = 200
@@ -35,6 +36,7 @@ class Told:
     started_ms: int
     state: JobState
     value: bytes
+    header_length: int | None
 
 
 class TopicLoad:
@@ -130,5 +132,23 @@ class TopicLoad:
             for records in (await reader.getmany(timeout_ms=_READ_MS)).values():
                 for record in records:
                     outcome = decode_outcome_record(record.headers, record.value)
-                    told = Told(outcome.origin.partition, outcome.started_ms, outcome.state, bytes(outcome.value))
-                    self.outcomes[outcome.id].append(told)
+                    self.outcomes[outcome.id].append(
+                        Told(
+                            outcome.origin.partition,
+                            outcome.started_ms,
+                            outcome.state,
+                            bytes(outcome.value),
+                            outcome.header_length,
+                        )
+                    )
+
+
+@contextlib.asynccontextmanager
+async def worker_beside(stack: Stack, name: str) -> AsyncIterator[Program]:
+    """One more worker, starting. Started and ended in a thread, so that a load goes on."""
+    running = stack.command(name, ["-m", "workers", "serve"])
+    worker = await asyncio.to_thread(running.__enter__)
+    try:
+        yield worker
+    finally:
+        await asyncio.to_thread(running.__exit__, None, None, None)
