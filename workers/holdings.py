@@ -2,8 +2,8 @@
 
 A partition moves in two rounds of the group, so that it never has two owners and nobody else's partitions stop for it:
 in the first round every member keeps what it holds and learns what it is to give up; it gives that up when the work
-that runs of it has ended; in the round that follows it is free and goes to its new owner. `keep_owned` is what the
-leader of the group does for that. Knows no Kafka client: a key is (topic, partition number).
+that runs of it has ended; in the round that follows it is free and goes to its new owner (workers/deal.py). Knows no
+Kafka client: a key is (topic, partition number).
 """
 
 from __future__ import annotations
@@ -84,24 +84,6 @@ class Holdings:
         for key, progress in committed.items():
             if key in self.held or key in self.parting:
                 self._committed[key] = progress
-
-
-def keep_owned(
-    target: Mapping[str, Iterable[Key]], claims: Mapping[str, tuple[int, Iterable[Key]]]
-) -> dict[str, list[Key]]:
-    """The target without what another member still owns, so that it can let go of it first.
-
-    `target`: by member, as a balanced group would be. `claims`: by member, the generation in which it was assigned
-    what it owns; of two who claim the same partition the one of the later generation owns it.
-    """
-    owners: dict[Key, tuple[int, str]] = {}
-    for member, (generation, keys) in claims.items():
-        for key in keys:
-            owners[key] = max(owners.get(key, (generation, member)), (generation, member))
-    return {
-        member: sorted(key for key in keys if key not in owners or owners[key][1] == member)
-        for member, keys in target.items()
-    }
 
 
 def inherited(commits: Mapping[Key, Commit], bounds: Mapping[Key, tuple[int, int]]) -> dict[Key, Progress]:
