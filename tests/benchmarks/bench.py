@@ -90,6 +90,8 @@ def open_bench(
 
 def shown(value: float) -> str:
     """A figure as people read it: three digits or more, no more decimals than that needs."""
+    if value == 0:
+        return "0"
     for bound, digits in ((1, 3), (10, 2), (100, 1)):
         if abs(value) < bound:
             return f"{value:.{digits}f}"

@@ -149,7 +149,7 @@ async def test_work_that_takes_too_long_does_not_keep_a_partition_and_is_not_com
                 first.acknowledge(delivery)
             await first.commit()
             [gone] = numbers(moved)
-            await client.committed("dev", *[done(0 if number == gone else 2) for number in range(2)])
+            await client.committed("dev", *[Progress(0, 1) if number == gone else done(2) for number in range(2)])
 
 
 async def test_reading_and_commits_go_on_while_the_group_waits_for_a_worker_that_does_not_answer(
