@@ -285,6 +285,8 @@ async def topic_commits(bootstrap: str, group: str, topic: str) -> dict[Key, Com
             await admin.start()
             [described] = await admin.describe_topics([topic])
             keys = [TopicPartition(topic, item["partition"]) for item in described["partitions"]]
+            if not keys:
+                return {}
             for _ in range(_COORDINATOR_TRIES):
                 with suppress(CoordinatorNotAvailableError):
                     told = await admin.list_consumer_group_offsets(group, partitions=keys)

@@ -51,13 +51,13 @@ def numbers(deliveries: Collection[Delivery]) -> set[int]:
 
 @asynccontextmanager
 async def intake_of(
-    client: TopicClient, site: Installation, *, part_timeout_s: float = 5.0
+    client: TopicClient, site: Installation, *models: str, part_timeout_s: float = 5.0
 ) -> AsyncIterator[GroupIntake]:
     """A member of the default pool's group, open; closed at the end."""
     intake = GroupIntake(
         bootstrap=site.bootstrap,
         group=client.topics.group("default"),
-        topics=[client.topics.infer("dev")],
+        topics=[client.topics.infer(model) for model in models or ("dev",)],
         part_timeout_s=part_timeout_s,
     )
     await intake.open()
@@ -111,6 +111,23 @@ async def test_what_stays_is_not_read_again_and_what_moves_is_read_by_its_new_ow
                 second.acknowledge(delivery)
             await second.commit()
             await client.committed("dev", *[done(11)] * 4)
+
+
+async def test_a_topic_that_is_paused_stays_so_when_partitions_come_and_go(
+    client: TopicClient, site: Installation
+) -> None:
+    await client.provision("dev", "other", partitions=4)
+    async with intake_of(client, site, "dev", "other") as first:
+        await asyncio.wait_for(first.assigned.wait(), _PATIENCE_S)
+        first.pause(client.topics.infer("dev"))
+        async with intake_of(client, site, "dev", "other") as second:
+            await asyncio.wait_for(second.assigned.wait(), _PATIENCE_S)
+        await send_round(client, 1)
+        for number in range(4):
+            await client.send("other", rows_request([1.0]), partition=number)
+        assert {delivery.partition.topic for delivery in await take(first, 4)} == {client.topics.infer("other")}
+        first.resume(client.topics.infer("dev"))
+        assert {delivery.partition.topic for delivery in await take(first, 1)} == {client.topics.infer("dev")}
 
 
 async def test_a_partition_moves_only_when_its_running_work_is_committed(
