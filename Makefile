@@ -1,17 +1,19 @@
 # The few commands of this project. Each sets up what it needs: a fresh clone needs no other step.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test lint bench clean
+.PHONY: help setup demo up test lint bench bench-engine clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# With PyTorch, which is gigabytes that demo and up do without.
+READY_FULL := $(VENV)/.ready-full
 
 help: ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 
-setup: $(READY) ## make .venv with everything; again when pyproject.toml or constraints.txt have changed
+setup: $(READY_FULL) ## make .venv with everything; again when pyproject.toml or constraints.txt have changed
 
 demo: $(READY) ## the main job, once: this project's files through Kafka and a real model, in all ways
 	@$(RUN) -m local demo
@@ -22,14 +24,17 @@ up: $(READY) ## keep the demo's stack up until Ctrl-C, with curl lines to try; M
 test: lint ## lint, then all tests
 	@$(RUN) -m pytest
 
-lint: $(READY) ## format, lint, types, rooms
+lint: $(READY_FULL) ## format, lint, types, rooms
 	@$(VENV)/bin/ruff format --quiet --check
 	@$(VENV)/bin/ruff check --quiet
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo
 
-bench: $(READY) ## all benchmarks, against a local Kafka; needs wrk
+bench: $(READY_FULL) ## all benchmarks, against a local Kafka; needs wrk
 	@$(RUN) -m tests.benchmarks
+
+bench-engine: $(READY) ## the worker engine's benchmarks, five minutes of killing workers among them
+	@$(RUN) -m tests.benchmarks.engine
 
 clean: ## remove the virtual environment, caches and results of runs
 	@rm -rf $(VENV) .bench .tidegate .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
@@ -49,3 +54,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gateway,onnx,s3]' --group dev
 	@touch $(READY)
+
+$(READY_FULL): $(READY)
+	@echo "adding PyTorch to $(VENV), once: some minutes"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]' --group dev-torch
+	@touch $(READY_FULL)

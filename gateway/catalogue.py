@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from schemas.control import ModelAnnouncement, decode_announcement
+from schemas.control import LoadProgress, ModelAnnouncement, decode_announcement, decode_load_progress
 from schemas.errors import ErrorCode, InferenceError
 from schemas.tensor import Buffer
 
@@ -19,6 +19,7 @@ class Catalogue:
     def __init__(self, *, on_announced: Callable[[ModelAnnouncement], None] = lambda announcement: None) -> None:
         """`on_announced` is called for each new or changed model."""
         self._by_name: dict[str, ModelAnnouncement] = {}
+        self._loading: dict[str, LoadProgress] = {}
         self._on_announced = on_announced
         self.complete = False
 
@@ -30,6 +31,7 @@ class Catalogue:
             _log.error("skip_control_record", error=error.message)
             return
         if change is None:
+            self._apply_progress(key, value)
             return
         name, announcement = change
         if announcement is None:
@@ -40,6 +42,21 @@ class Catalogue:
             versions = announcement.metadata.versions
             _log.info("learn_model", model=name, pool=announcement.pool, versions=versions, epoch=announcement.epoch)
             self._on_announced(announcement)
+
+    def loading(self, name: str, now_ms: int) -> LoadProgress | None:
+        """How far a worker is with loading the model; None when none is known to load it."""
+        progress = self._loading.get(name)
+        return progress if progress is not None and progress.is_recent(now_ms) else None
+
+    def _apply_progress(self, key: Buffer | None, value: Buffer | None) -> None:
+        change = decode_load_progress(key, value)
+        if change is None:
+            return
+        name, progress = change
+        if progress is None:
+            self._loading.pop(name, None)
+        else:
+            self._loading[name] = progress
 
     def model(self, name: str) -> ModelAnnouncement:
         """A model by name. Raises InferenceError: MODEL_NOT_FOUND, or UNAVAILABLE while not all models are known."""

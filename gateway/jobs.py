@@ -29,7 +29,9 @@ _RETRY = {"retry-after": "1"}
 
 
 class JobDocument(msgspec.Struct, frozen=True):
-    """A job as callers read it. `position`: while queued, how many requests before it are not done."""
+    """A job as callers read it. `position`: while queued, how many requests before it are not done. `reason`: what it
+    waits for, as far as that is known.
+    """
 
     id: str
     model: str
@@ -40,6 +42,7 @@ class JobDocument(msgspec.Struct, frozen=True):
     finished_at: str | None = None
     error: Problem | None = None
     links: dict[str, str] = {}
+    reason: str | None = None
 
 
 def job_path(job_id: str) -> str:
@@ -112,11 +115,15 @@ class Jobs:
             return job, _unfinished(id_, job, JobState.RUNNING, None)
         if job.offset < partition.progress.started:
             return job, _unfinished(id_, job, JobState.RUNNING, None)
-        return job, _unfinished(id_, job, JobState.QUEUED, partition.ahead_of(job.offset))
+        return job, _unfinished(id_, job, JobState.QUEUED, partition.ahead_of(job.offset), self._reason(job.name))
+
+    def _reason(self, model: str) -> str | None:
+        progress = self._catalogue.loading(model, _now_ms())
+        return None if progress is None else f"model loading, {progress.fetched_ratio:.0%} fetched"
 
 
-def _unfinished(id_: str, job: Job, state: JobState, position: int | None) -> JobDocument:
-    return JobDocument(id_, job.name, state.value, position, _time(job.created_ms), links=_links(id_))
+def _unfinished(id_: str, job: Job, state: JobState, position: int | None, reason: str | None = None) -> JobDocument:
+    return JobDocument(id_, job.name, state.value, position, _time(job.created_ms), links=_links(id_), reason=reason)
 
 
 def _ended(id_: str, job: Job, outcome: Outcome) -> JobDocument:

@@ -35,7 +35,8 @@ from gateway.scaling import Scaling
 from gateway.server import Server
 from gateway.settings import GatewaySettings
 from schemas.topics import Topics
-from store import open_store
+from store import StoreError, open_store
+from store.directory import DirectoryStore
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +53,12 @@ class State(Enum):
     SERVING = "serving"
     DRAINING = "draining"
     STOPPED = "stopped"
+
+
+def _sweep(store: DirectoryStore) -> None:
+    """Remove what killed writers left, as far as the store lets us."""
+    with contextlib.suppress(StoreError):
+        store.sweep()
 
 
 class Service:
@@ -110,6 +117,8 @@ class Service:
         self._news: asyncio.Queue[str] = asyncio.Queue()
         self._catalogue = Catalogue(on_announced=lambda model: self._news.put_nowait(model.topic))
         store = open_store(settings.store)
+        if isinstance(store, DirectoryStore):  # of all that share the directory, gateways start least often
+            threading.Thread(target=_sweep, args=(store,), name="sweep store", daemon=True).start()
         self._outcomes = Outcomes(store=store, catalogue=self._catalogue, metrics=self._metrics)
         self._dispatcher = Dispatcher(
             broker=self._broker,

@@ -94,6 +94,16 @@ def invalid(message: str, *, field: str, value: Any = "", remedy: str = "") -> I
     return InferenceError(ErrorCode.INVALID_REQUEST, message, field=field, value=value, remedy=remedy)
 
 
+def shown(value: object) -> str:
+    """`repr` of what others made, whose own may fail."""
+    try:
+        return repr(value)
+    except Exception:  # it is being told of: that it cannot tell of itself changes nothing
+        return f"<{type(value).__name__} that cannot be shown>"
+
+
 def _shorten(value: Any, limit_chars: int = 120) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= limit_chars else text[: limit_chars - 1] + "…"
+    text = value if isinstance(value, str) else shown(value)
+    text = text if len(text) <= limit_chars else text[: limit_chars - 1] + "…"
+    # Half a surrogate, as in a file name that is no UTF-8, can be in a str and in no record.
+    return text if text.isascii() else text.encode(errors="replace").decode()

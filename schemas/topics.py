@@ -69,6 +69,11 @@ class Topics(msgspec.Struct, frozen=True):
             )
         return infer_topic[len(head) :]
 
+    def model_of_dead(self, topic: str) -> str | None:
+        """The model whose dead letters are in this topic; None for any other topic."""
+        head = f"{self.prefix}.dead."
+        return topic[len(head) :] or None if topic.startswith(head) else None
+
 
 def check_model_name(name: str) -> str:
     """Return `name`, or raise InferenceError(INVALID_REQUEST) if it cannot name a topic and a directory."""

@@ -9,6 +9,8 @@ from urllib.parse import unquote
 
 from store.directory import DirectoryStore
 from store.object_store import (
+    DigestMismatch,
+    DiskFull,
     KeyRefused,
     ObjectInfo,
     ObjectNotFound,
@@ -20,6 +22,8 @@ from store.object_store import (
 )
 
 __all__ = [
+    "DigestMismatch",
+    "DiskFull",
     "KeyRefused",
     "ObjectInfo",
     "ObjectNotFound",

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from store.digest import Digest
 from store.object_store import (
     TEMPORARY_PREFIX,
+    DigestMismatch,
     KeyRefused,
     ObjectInfo,
     ObjectNotFound,
@@ -96,13 +98,26 @@ class DirectoryStore:
         """See ObjectStore.list. Raises StoreUnavailable when the root is not there: that is no empty store."""
         return self._walk(check_prefix(prefix))
 
-    def download(self, key: str, path: Path, *, on_progress: Callable[[int], None] | None = None) -> ObjectInfo:
+    def download(
+        self,
+        key: str,
+        path: Path,
+        *,
+        expected: ObjectInfo | None = None,
+        sha256: bytes = b"",
+        on_progress: Callable[[int], None] | None = None,
+    ) -> ObjectInfo:
         """See ObjectStore.download."""
         check_key(key)
         with contextlib.ExitStack() as stack:
             with _translated("read", key):
                 file, info = stack.enter_context(self._opened(key))
-            temporary = write_beside(os.path.abspath(path), _chunks(file, info, on_progress))
+            if expected and (info.etag, info.size_bytes) != (expected.etag, expected.size_bytes):
+                raise StoreUnavailable(f"object {key!r} was replaced since it was listed")
+            chunks = _chunks(file, info, on_progress)
+            if sha256:
+                chunks = _checked(chunks, key, Digest("sha256", sha256))
+            temporary = write_beside(os.path.abspath(path), chunks)
         publish(temporary, os.path.abspath(path))
         return info
 
@@ -202,6 +217,17 @@ def _chunks(file: int, info: ObjectInfo, on_progress: Callable[[int], None] | No
         raise StoreUnavailable(
             f"object {info.key!r} changed while it was read: {done_bytes} of {info.size_bytes} bytes"
         )
+
+
+def _checked(chunks: Iterator[memoryview], key: str, digest: Digest) -> Iterator[memoryview]:
+    """The same chunks. Raises DigestMismatch after the last one."""
+    hasher = digest.hasher()
+    for chunk in chunks:
+        hasher.update(chunk)
+        yield chunk
+    differs = digest.told(hasher.digest())
+    if differs:
+        raise DigestMismatch(f"object {key!r} is damaged: {differs}")
 
 
 def _info_of_regular(key: str, status: os.stat_result) -> ObjectInfo:

@@ -31,6 +31,22 @@ class StoreUnavailable(StoreError):  # noqa: N818 - the name says what is so, as
     retryable = True
 
 
+class DigestMismatch(StoreError):  # noqa: N818 - the name says what is so, as callers read it
+    """The bytes that came are not those that their publisher, or the store, told the digest of."""
+
+
+class DiskFull(StoreError):  # noqa: N818 - the name says what is so, as callers read it
+    """There is no room for an object now, and nothing that could make way. `budget_bytes` is all that may be used."""
+
+    retryable = True
+
+    def __init__(self, what: str, *, need_bytes: int, free_bytes: int, budget_bytes: int) -> None:
+        super().__init__(f"no room for {what}: it needs {need_bytes} bytes, {free_bytes} of {budget_bytes} are free")
+        self.need_bytes = need_bytes
+        self.free_bytes = free_bytes
+        self.budget_bytes = budget_bytes
+
+
 class StoreDenied(StoreError):  # noqa: N818 - the name says what is so, as callers read it
     """The store refuses these credentials, or this user."""
 
@@ -93,12 +109,22 @@ class ObjectStore(Protocol):
         Directory markers, and names that are no valid keys, are skipped.
         """
 
-    def download(self, key: str, path: Path, *, on_progress: Callable[[int], None] | None = None) -> ObjectInfo:
-        """Stream one version of an object to `path`, in bounded memory; path's directory must exist.
+    def download(
+        self,
+        key: str,
+        path: Path,
+        *,
+        expected: ObjectInfo | None = None,
+        sha256: bytes = b"",
+        on_progress: Callable[[int], None] | None = None,
+    ) -> ObjectInfo:
+        """Write one version of an object to `path`, in bounded memory; path's directory must exist.
 
-        Written beside `path`, checked for its size, published by rename: on any error nothing is left and what was at
-        `path` stays. `on_progress` gets the bytes so far; what it raises ends the download. Raises ObjectNotFound, and
-        OSError when `path` cannot be written.
+        Written beside `path`, checked for its size and what is known of its digest, published by rename: on any error
+        nothing is left and what was at `path` stays. `expected` (from a listing) spares the question for the object's
+        size; the version must be that one. `sha256` is what its publisher says. `on_progress` gets the bytes so far,
+        in the caller's thread; what it raises ends the download. Raises ObjectNotFound, DigestMismatch,
+        StoreUnavailable for an object that was replaced, and OSError when `path` cannot be written.
         """
 
 

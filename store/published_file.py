@@ -5,12 +5,32 @@ It must not know keys, stores, or where the bytes come from.
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from store.object_store import TEMPORARY_PREFIX
 
 # Data and size are what a new file needs on disk; its times may follow. macOS has only the stronger call.
-_sync_data = getattr(os, "fdatasync", os.fsync)
+sync_data = getattr(os, "fdatasync", os.fsync)
+
+
+@contextlib.contextmanager
+def file_beside(path: str) -> Iterator[tuple[int, str]]:
+    """A new file in path's directory: open to read and write, and its name, to be given to publish.
+
+    On disk when the block ends; when the block or the disk raise, the file is gone and the error passes through.
+    """
+    temporary = os.path.join(os.path.dirname(path), TEMPORARY_PREFIX + os.urandom(8).hex())
+    # 0o666 less the umask: gateway and workers may run as different users of one group.
+    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            yield file, temporary
+            sync_data(file)
+        finally:
+            os.close(file)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def write_beside(path: str, chunks: Iterable[bytes | bytearray | memoryview]) -> str:
@@ -18,19 +38,9 @@ def write_beside(path: str, chunks: Iterable[bytes | bytearray | memoryview]) ->
 
     When the chunks or the disk raise, the file is gone and the error passes through.
     """
-    temporary = os.path.join(os.path.dirname(path), TEMPORARY_PREFIX + os.urandom(8).hex())
-    # 0o666 less the umask: gateway and workers may run as different users of one group.
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            for chunk in chunks:
-                _write_all(file, chunk)
-            _sync_data(file)
-        finally:
-            os.close(file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with file_beside(path) as (file, temporary):
+        for chunk in chunks:
+            _write_all(file, chunk)
     return temporary
 
 

@@ -3,13 +3,15 @@
 It must not know what anyone keeps in it, nor how a url is read.
 """
 
+import base64
 import builtins
 import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +29,9 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as NotConnectedError  # not the builtin of that name
 
+from store.digest import Digest
 from store.object_store import (
+    DigestMismatch,
     KeyRefused,
     ObjectInfo,
     ObjectNotFound,
@@ -39,11 +43,9 @@ from store.object_store import (
     check_prefix,
     is_key,
 )
-from store.published_file import publish, write_beside
+from store.published_file import file_beside, publish
+from store.ranged_download import PART_BYTES, download_ranges
 
-CHUNK_BYTES = 1024 * 1024
-# A download goes on from where its connection broke, so often; then it is the caller's turn.
-MAX_RESUMES = 4
 MAX_CONFLICTS = 4
 _PASSING_ERRORS = (
     NotConnectedError,
@@ -154,55 +156,59 @@ class S3Store:
         """See ObjectStore.list."""
         return self._walk(self._base + check_prefix(prefix))
 
-    def download(self, key: str, path: Path, *, on_progress: Callable[[int], None] | None = None) -> ObjectInfo:
-        """See ObjectStore.download."""
-        with _translated("read", key):
-            response = self._connected().get_object(**self._address(key))
-        info = _info_of(key, response)
+    def download(
+        self,
+        key: str,
+        path: Path,
+        *,
+        expected: ObjectInfo | None = None,
+        sha256: bytes = b"",
+        on_progress: Callable[[int], None] | None = None,
+    ) -> ObjectInfo:
+        """See ObjectStore.download. An `expected` object of one part costs one request."""
+        self._address(key)
+        info, digest = expected, Digest("sha256", sha256) if sha256 else None
+        if info is None or (digest is None and info.size_bytes > PART_BYTES):
+            info, told = self._head_with_digest(key, expected)
+            digest = digest or told
         target = os.path.abspath(path)
-        with contextlib.closing(self._chunks(info, response, on_progress)) as chunks:
-            temporary = write_beside(target, chunks)
+        with file_beside(target) as (file, temporary):
+            try:
+                open_range = partial(self._open_range, info)
+                download_ranges(file, info.size_bytes, open_range, digest=digest, on_progress=on_progress)
+            except DigestMismatch as error:
+                raise DigestMismatch(f"object {key!r} is damaged: {error}") from error
+            except StoreUnavailable as error:
+                raise StoreUnavailable(f"cannot read {key!r}: {error}") from error
         publish(temporary, target)
         return info
 
-    def _chunks(
-        self, info: ObjectInfo, response: dict[str, Any], on_progress: Callable[[int], None] | None
-    ) -> Generator[bytes, None, None]:
-        """The bytes of one version of an object; a connection that breaks is replaced by one for the rest."""
-        done_bytes = 0
-        for resumes_left in range(MAX_RESUMES, -1, -1):
-            with contextlib.closing(response["Body"]) as body:
-                while done_bytes < info.size_bytes:
-                    try:
-                        with _translated("read", info.key):
-                            chunk: bytes = body.read(CHUNK_BYTES)
-                    except StoreUnavailable:
-                        if not resumes_left:
-                            raise
-                        break
-                    if not chunk:
-                        break
-                    yield chunk
-                    done_bytes += len(chunk)
-                    if on_progress:
-                        on_progress(done_bytes)
-            if done_bytes >= info.size_bytes:
-                break
-            if resumes_left:
-                response = self._rest(info, done_bytes)
-        if done_bytes != info.size_bytes:
-            raise StoreUnavailable(f"cannot read {info.key!r}: got {done_bytes} of {info.size_bytes} bytes")
+    def _head_with_digest(self, key: str, expected: ObjectInfo | None) -> tuple[ObjectInfo, Digest | None]:
+        """What is known of an object, and the digest of the whole of it, if the store knows one."""
+        with _translated("read", key):
+            answer = self._connected().head_object(**self._address(key), ChecksumMode="ENABLED")
+        info = _info_of(key, answer)
+        if expected and (info.etag, info.size_bytes) != (expected.etag, expected.size_bytes):
+            raise StoreUnavailable(f"object {key!r} was replaced since it was listed")
+        return info, _digest_of(answer)
 
-    def _rest(self, info: ObjectInfo, start_bytes: int) -> dict[str, Any]:
-        """The answer that holds the same version of an object from `start_bytes` on."""
+    def _open_range(self, info: ObjectInfo, start: int, end: int) -> "_Body":
+        """The answer that holds these bytes of a version of an object."""
+        request = {**self._address(info.key), "IfMatch": f'"{info.etag}"'}
+        if (start, end) == (0, info.size_bytes):
+            request["ChecksumMode"] = "ENABLED"  # boto3 compares it, if there is one, where the body ends
+        else:
+            request["Range"] = f"bytes={start}-{end - 1}"
         with _translated("read", info.key):
-            response: dict[str, Any] = self._connected().get_object(
-                **self._address(info.key), IfMatch=f'"{info.etag}"', Range=f"bytes={start_bytes}-"
-            )
-        if not response.get("ContentRange", "").startswith(f"bytes {start_bytes}-"):
-            response["Body"].close()
+            response = self._connected().get_object(**request)
+        body = _Body(info.key, response["Body"])
+        if response["ETag"].strip('"') != info.etag:  # not every server heeds If-Match
+            body.close()
+            raise StoreUnavailable(f"object {info.key!r} changed while it was read")
+        if response["ContentLength"] != end - start or not _begins_at(response, start):
+            body.close()
             raise StoreError(f"cannot read {info.key!r}: the server does not answer ranges")
-        return response
+        return body
 
     def _walk(self, below: str) -> Iterator[ObjectInfo]:
         for page in self._pages(below):
@@ -234,6 +240,48 @@ class S3Store:
             return self._client
 
 
+class _Body:
+    """The body of an answer, with the store's errors."""
+
+    def __init__(self, key: str, body: Any) -> None:
+        self._key = key
+        self._body = body
+
+    def readinto(self, buffer: memoryview) -> int:
+        """See ranged_download.Body."""
+        try:
+            with _translated("read", self._key):
+                count: int = self._body.readinto(buffer)
+                return count
+        except StoreUnavailable as error:
+            if isinstance(error.__cause__, FlexibleChecksumError):
+                raise DigestMismatch(f"{error}") from error
+            raise
+
+    def close(self) -> None:
+        """See ranged_download.Body."""
+        self._body.close()
+
+
+def _begins_at(response: dict[str, Any], start: int) -> bool:
+    return start == 0 or response.get("ContentRange", "").startswith(f"bytes {start}-")
+
+
+def _digest_of(answer: dict[str, Any]) -> Digest | None:
+    """The digest of a whole object. One of its parts' digests, as of most uploads in parts, says nothing to us.
+
+    Nor does an etag: it is an MD5 only where server, encryption and upload are known.
+    """
+    if answer.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+        return None
+    with contextlib.suppress(ValueError):  # '<digest>-<number of parts>', from servers that leave out the type
+        if "ChecksumSHA256" in answer:
+            return Digest("sha256", base64.b64decode(answer["ChecksumSHA256"], validate=True))
+        if "ChecksumCRC32" in answer:
+            return Digest("crc32", base64.b64decode(answer["ChecksumCRC32"], validate=True))
+    return None
+
+
 def _send_body_at_once(request: Any, **_: Any) -> None:
     """Send no Expect header: waiting for '100 Continue' is a round trip per result, or a second at a server without."""
     del request.headers["Expect"]  # an absent one is fine
@@ -263,7 +311,7 @@ def _translated(doing: str, key: str) -> Iterator[None]:
             raise ObjectNotFound(f"no object at key {key!r}") from error
         if status >= 500 or status == 429 or code in _PASSING_CODES:
             raise StoreUnavailable(said) from error
-        if status == 412:  # only a download that goes on sends a condition that is not answered where it is sent
+        if status == 412:  # only a download sends a condition that is not answered where it is sent
             raise StoreUnavailable(f"object {key!r} changed while it was read") from error
         if status in {401, 403} or code in _DENIED_CODES:
             raise StoreDenied(said) from error

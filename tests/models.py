@@ -68,6 +68,12 @@ def picks(dims: Dims = ("batch", 4)) -> onnx.ModelProto:
     return _model([node], {"INPUT0": ("FP32", dims), "INDEX": ("INT64", dims)}, {"OUTPUT0": ("FP32", dims)})
 
 
+def huge() -> onnx.ModelProto:
+    """OUTPUT0 = as many FP32 zeros as INPUT0, INT64 [1], says."""
+    node = helper.make_node("ConstantOfShape", ["INPUT0"], ["OUTPUT0"])
+    return _model([node], {"INPUT0": ("INT64", (1,))}, {"OUTPUT0": ("FP32", (None,))})
+
+
 def casts(dims: Dims = ("batch", 2)) -> onnx.ModelProto:
     """BF16 in other forms: OUTPUT0 = INPUT0, WIDE = INPUT0 as FP32, TEXT = INPUT0 as BYTES."""
     nodes = [

@@ -130,6 +130,20 @@ class Outputs:
         return tuple(tensors)
 
 
+def array_of(tensor: Tensor) -> Array:
+    """A tensor as an array of its shape; copies nothing but BYTES."""
+    return _array(tensor.datatype, tensor.shape, tensor.data)
+
+
+def tensor_of(spec: TensorSpec, array: Array) -> Tensor:
+    """An array as a tensor of the spec's name and datatype; copied where it is not contiguous."""
+    if spec.datatype == "BYTES":
+        raw: Buffer = pack_bytes_elements(_as_bytes(item) for item in array.reshape(-1))
+    else:
+        raw = _bytes_of(array)
+    return Tensor(spec.name, spec.datatype, array.shape, raw)
+
+
 def _array(datatype: str, shape: tuple[int, ...], data: Buffer) -> Array:
     if datatype == "BYTES":
         items = np.empty(math.prod(shape), dtype=np.object_)

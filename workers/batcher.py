@@ -1,204 +1,348 @@
 """Batcher: forms the micro-batches of one model version. Pure: the clock is passed in, nothing here waits.
 
-`add` a request, ask `next_due` when to look again, `cut` a batch, `take_expired` what is too late to run. Times are
-microseconds of one monotonic clock; a request's age counts from its arrival at the broker (see arrival.py). Must not
-know Kafka, tensors, threads or asyncio.
+`add` a request, ask `next_due` when to look again, `cut` a batch, `take_refused` what must be answered without being
+run. Times are microseconds of one monotonic clock; a request's age counts from its arrival at the broker (see
+arrival.py). Must not know Kafka, tensors, threads or asyncio.
 
-Rules (design section 6): a batch is cut when it is full (or reaches the largest preferred size), or when its oldest
-request has waited `max_queue_delay_us` since its arrival, and an instance is free. While every instance is busy only
-full batches leave, so that they can be prepared ahead; anything smaller keeps growing. Requests are grouped by
-signature, so that another shape neither closes nor poisons a batch; the group whose oldest request is oldest goes
-first, and within a group the order is that of arrival here.
+Rules (design section 6): a batch is cut when it is full (or reaches the largest preferred size), when its oldest
+request has waited `max_queue_delay_us` since its arrival, or when waiting longer would break a deadline; and an
+instance is free. While every instance is busy only full batches leave, so that they can be prepared ahead; anything
+smaller keeps growing. Requests are grouped by signature, so that another shape neither closes nor poisons a batch.
+Of the groups that may leave, that with the request of the highest level goes, and of those the oldest; a batch is
+filled by level, and in the order in which requests came within a level. What has waited longer than the age bound
+counts as of the highest level. How deadlines limit a batch is in batch_sizing.py; it takes a learnt duration.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from workers.admission import Admission
+from workers.batch_group import Group
+from workers.batch_policy import BatchPolicy
+from workers.batch_sizing import Durations, Sizing
+from workers.entry import DELAYED_RANK, Entry
+from workers.refusal import Refusal
+from workers.timetable import NEVER_US, Timetable
+
+__all__ = ["BatchPolicy", "Batcher", "Entry", "Refusal"]
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPolicy:
-    """How batches of one model are formed.
-
-    `max_batch_rows` >= 1. `max_queue_delay_us` 0: never wait on purpose. `preferred_rows`: sizes to close a batch at
-    while the delay has not run out; the largest of them counts as full, none given means `max_batch_rows`. `alone`:
-    every request is a batch of its own, as for a model without dynamic batching.
-    """
-
-    max_batch_rows: int
-    max_queue_delay_us: int = 0
-    preferred_rows: tuple[int, ...] = ()
-    alone: bool = False
-
-    @property
-    def full_rows(self) -> int:
-        """The size at which waiting any longer gains nothing."""
-        if self.alone:
-            return 1
-        return max(self.preferred_rows, default=self.max_batch_rows)
-
-
-@dataclass(slots=True, eq=False)
-class Entry(Generic[T]):
-    """One request in the queue.
-
-    `arrived_us` is its arrival at the broker in this process's clock, `deadline_us` the moment from which it must not
-    start. `gone` is set once it has left the queue, by whatever way.
-    """
-
-    payload: T
-    rows: int
-    signature: Hashable
-    arrived_us: int
-    deadline_us: int | None = None
-    priority: int = 0
-    gone: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Group(Generic[T]):
-    entries: deque[Entry[T]] = field(default_factory=deque)
-    rows: int = 0
-
-    def oldest_us(self) -> int:
-        """Arrival of the first entry; only for a group that has rows."""
-        entries = self.entries
-        while entries[0].gone:
-            entries.popleft()
-        return entries[0].arrived_us
+# Of the estimated duration, kept in hand when a batch leaves early for a deadline: timers are late, durations vary.
+_HASTE = 8
+# So many full batches away must the nearest deadline be for a batch to be prepared while another one runs.
+_AHEAD_BATCHES = 10
+# After so many hopeless ones in a row with no batch between them one is run: else a wrong estimate would stay wrong.
+_HOPELESS_IN_A_ROW = 32
 
 
 class Batcher(Generic[T]):
-    """The queue of one model version. Not thread-safe: it belongs to the event loop."""
+    """The queue of one model version. Not thread-safe: it belongs to the event loop.
+
+    What several calls take: `instance_free`: something can run a batch at once. `durations`: the learnt duration of the
+    instance that a batch is for; None where nothing is known, and then deadlines neither limit a batch nor hurry it.
+    `limit_rows`: what batches may have at most for now, below `max_batch_rows`, as after memory ran out; a request
+    that has more rows rides alone.
+    """
 
     def __init__(self, policy: BatchPolicy) -> None:
         self.policy = policy
-        self._groups: dict[Hashable, _Group[T]] = {}
-        self._deadlines: list[tuple[int, int, Entry[T]]] = []
-        self._added = 0
+        self._max_rows = policy.max_batch_rows
+        self._full_rows = policy.full_rows
+        self._is_ranked = policy.is_ranked
+        self._groups: dict[Hashable, Group[T]] = {}
+        self._deadlines: Timetable[T] = Timetable()
+        self._admission: Admission[T] = Admission(policy)
+        self._refused: list[tuple[Entry[T], Refusal]] = []
+        self._delayed_rows = 0
+        self.is_timed = False  # whether any moment was ever noted: spares the others looking
+        self._hopeless = 0
         self.rows = 0
         self.requests = 0
 
-    def add(self, entry: Entry[T]) -> None:
-        """Queue a request of 1 to `max_batch_rows` rows. Raises ValueError for any other number."""
+    def add(self, entry: Entry[T]) -> Refusal | None:
+        """Queue a request of 1 to `max_batch_rows` rows. Raises ValueError for any other number.
+
+        Returns QUEUE_FULL where the queue policy has no room for it: then it is not queued, and is the caller's.
+        """
         rows = entry.rows
-        if not 0 < rows <= self.policy.max_batch_rows:
-            raise ValueError(f"a request of {rows} rows cannot ride in batches of 1 to {self.policy.max_batch_rows}")
+        if not 0 < rows <= self._max_rows:
+            raise ValueError(f"a request of {rows} rows cannot ride in batches of 1 to {self._max_rows}")
+        if self._is_ranked and not self._admission.admit(entry):
+            return Refusal.QUEUE_FULL
         group = self._groups.get(entry.signature)
         if group is None:
-            group = self._groups[entry.signature] = _Group()
-        group.entries.append(entry)
+            group = self._groups[entry.signature] = Group(entry.signature)
+        if self._is_ranked:
+            group.append(entry)
+            self.is_timed = True
+        else:
+            group.entries.append(entry)
         group.rows += rows
         self.rows += rows
         self.requests += 1
         if entry.deadline_us is not None:
-            self._added += 1
-            heapq.heappush(self._deadlines, (entry.deadline_us, self._added, entry))
+            self.is_timed = True
+            self._deadlines.put(entry.deadline_us, entry)
+        return None
 
     def remove(self, entry: Entry[T]) -> bool:
         """Take a request out, for example one that was cancelled. False if it had left already."""
         if entry.gone:
             return False
-        entry.gone = True
-        group = self._groups[entry.signature]
-        group.rows -= entry.rows
-        self.rows -= entry.rows
-        self.requests -= 1
-        if not group.rows:
-            del self._groups[entry.signature]
+        self._leave(self._groups[entry.signature], entry)
         return True
 
-    def take_expired(self, now_us: int) -> list[Entry[T]]:
-        """Take out every request whose deadline has passed. They must be answered, and never run."""
-        expired = []
-        deadlines = self._deadlines
-        while deadlines and (deadlines[0][0] <= now_us or deadlines[0][2].gone):
-            entry = heapq.heappop(deadlines)[2]
-            if self.remove(entry):
-                expired.append(entry)
-        return expired
+    def take_all(self) -> list[Entry[T]]:
+        """Take everything out, also what was refused and not taken yet: as when the model cannot be loaded."""
+        taken = [entry for entry, _ in self._refused]
+        self._refused.clear()
+        for group in list(self._groups.values()):
+            for entry in list(group.in_order(-NEVER_US)):
+                self._leave(group, entry)
+                taken.append(entry)
+        return taken
 
-    def next_due(self, *, instance_free: bool = True) -> int | None:
-        """When to look again if nothing is added before: a delay runs out, or a deadline. None: not before a change.
+    def take_refused(
+        self,
+        now_us: int,
+        *,
+        instance_free: bool = True,
+        durations: Durations | None = None,
+        free_us: int | None = None,
+    ) -> list[tuple[Entry[T], Refusal]]:
+        """Take out every request that is not to be run any more, with the reason. They must be answered.
 
-        While no instance is free only deadlines matter: nothing that is due could leave.
+        EXPIRED: the deadline has passed. TIMED_OUT: its queue policy rejects it. HOPELESS: its deadline passes before
+        a batch of it alone could end, started at once, or at `free_us` where that is known and to come. OVERLOADED:
+        see batch_sizing.py; `cut` decides that.
+        """
+        if not self.is_timed:
+            return []
+        self._advance(now_us)
+        if durations is not None:
+            start_us = now_us if free_us is None else max(now_us, free_us)
+            while (entry := self._deadlines.first()) is not None and _is_hopeless(entry, start_us, durations):
+                if not self._give_up(entry, instance_free):
+                    break
+        refused, self._refused = self._refused, []
+        return refused
+
+    def next_due(
+        self, *, instance_free: bool = True, durations: Durations | None = None, limit_rows: int | None = None
+    ) -> int | None:
+        """When to call `take_refused` and `cut` again if nothing changes before. None: not before a change.
+
+        While no instance is free only refusals matter: nothing that is due could leave. Calls at that moment, or later,
+        take out or delay something.
         """
         if not self.rows:
             return None
-        deadline_us = self._next_deadline()
-        if not instance_free:
-            return deadline_us
-        due_us = min(group.oldest_us() for group in self._groups.values()) + self.policy.max_queue_delay_us
-        return due_us if deadline_us is None else min(due_us, deadline_us)
+        due_us = self._next_refusal_us(durations) if self.is_timed else NEVER_US
+        if instance_free:
+            oldest_us = min(group.oldest_us() for group in self._groups.values() if self._may_leave(group))
+            due_us = min(due_us, oldest_us + self.policy.max_queue_delay_us)
+            due_us = min(due_us, self._urgent(durations, self._cap_rows(limit_rows))[0])
+        return None if due_us == NEVER_US else due_us
 
-    def cut(self, now_us: int, *, instance_free: bool = True, flush: bool = False) -> list[Entry[T]] | None:
-        """The next batch in order of arrival, or None if none may leave now.
+    def cut(
+        self,
+        now_us: int,
+        *,
+        instance_free: bool = True,
+        flush: bool = False,
+        durations: Durations | None = None,
+        limit_rows: int | None = None,
+    ) -> list[Entry[T]] | None:
+        """The next batch in the order of riding, or None if none may leave now.
 
-        `instance_free`: something can run it at once; otherwise only a full batch leaves, and none while a request with
-        a deadline is queued, for that could pass before the batch runs. `flush`: whatever is queued leaves without
-        waiting for its delay, as a drain wants. Expired requests are never in a batch, but are only
-        handed out by `take_expired`: call that first.
+        Without an instance that is free only a full batch leaves, and none while a deadline or timeout is near: it
+        could pass before the batch runs. Near is within ten full batches, or any if durations are not known.
+        `flush`: whatever is queued leaves without waiting for its delay, as a drain wants. What is expired, timed out
+        or refused for the batch's sake is not in it; `take_refused` hands it out, so call that afterwards too.
         """
-        if not instance_free and self._next_deadline() is not None:
+        if not self.rows:
             return None
-        group = self._choose(now_us, instance_free, flush)
-        if group is None:
+        cap_rows = self._cap_rows(limit_rows)
+        if self.is_timed:
+            return self._cut_timed(now_us, cap_rows, durations, instance_free=instance_free, flush=flush)
+        group = self._choose(now_us, cap_rows, instance_free, flush)
+        return None if group is None else self._take(group, self._size_rows(group, now_us, cap_rows, flush))
+
+    def _cut_timed(
+        self, now_us: int, cap_rows: int, durations: Durations | None, *, instance_free: bool, flush: bool
+    ) -> list[Entry[T]] | None:
+        self._advance(now_us)
+        if not instance_free and not self._may_prepare(now_us, durations, cap_rows):
             return None
-        overdue = flush or group.oldest_us() + self.policy.max_queue_delay_us <= now_us
-        return self._take(group, self._size(group, overdue))
+        urgent_us, nearest = self._urgent(durations, cap_rows)
+        urgent = nearest if urgent_us <= now_us else None
+        is_known = durations is not None and durations.estimate_us(1) is not None
+        while (group := self._choose(now_us, cap_rows, instance_free, flush, urgent)) is not None:
+            limit_rows = self._size_rows(group, now_us, cap_rows, flush or group is urgent)
+            if durations is not None and is_known and self._deadlines.first() is not None:
+                batch = self._fit(group, now_us, limit_rows, durations, instance_free)
+            else:
+                batch = self._take_ranked(group, now_us, limit_rows)
+            if batch:
+                self._hopeless = 0
+                return batch
+        return None
 
-    def _next_deadline(self) -> int | None:
-        while self._deadlines and self._deadlines[0][2].gone:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+    def _size_rows(self, group: Group[T], now_us: int, cap_rows: int, overdue: bool) -> int:
+        """The most rows of the group's batch: a preferred size, but not when it must leave now anyway."""
+        if overdue or not self.policy.preferred_rows:
+            return cap_rows
+        if group.oldest_us() + self.policy.max_queue_delay_us <= now_us:
+            return cap_rows
+        return min(cap_rows, self._full_rows)
 
-    def _choose(self, now_us: int, instance_free: bool, flush: bool) -> _Group[T] | None:
-        policy = self.policy
-        best: _Group[T] | None = None
-        best_us = 0
+    def _cap_rows(self, limit_rows: int | None) -> int:
+        return self._max_rows if limit_rows is None else max(1, min(limit_rows, self._max_rows))
+
+    def _advance(self, now_us: int) -> None:
+        """Refuse what has expired; refuse or delay what has waited too long."""
+        while (entry := self._deadlines.take_due(now_us)) is not None:
+            self._refuse(entry, Refusal.EXPIRED)
+        while (entry := self._admission.timeouts.take_due(now_us)) is not None:
+            if self._admission.is_to_reject(entry):
+                self._refuse(entry, Refusal.TIMED_OUT)
+                continue
+            entry.level = DELAYED_RANK
+            group = self._groups[entry.signature]
+            group.append(entry)
+            group.delayed_rows += entry.rows
+            self._delayed_rows += entry.rows
+
+    def _next_refusal_us(self, durations: Durations | None) -> int:
+        due_us = self._deadlines.first_us()
+        nearest = self._deadlines.first()
+        if nearest is not None and durations is not None:
+            due_us -= (durations.estimate_us(nearest.rows) or 1) - 1
+        return min(due_us, self._admission.timeouts.first_us())
+
+    def _urgent(self, durations: Durations | None, cap_rows: int) -> tuple[int, Group[T] | None]:
+        """When the group with the nearest deadline must leave as it is now, to meet it."""
+        nearest = self._deadlines.first()
+        if nearest is None or nearest.is_delayed or durations is None:
+            return NEVER_US, None
+        group = self._groups[nearest.signature]
+        rows = nearest.rows if self.policy.alone else max(nearest.rows, min(group.rows, cap_rows))
+        took_us = durations.estimate_us(rows)
+        if took_us is None:
+            return NEVER_US, None
+        return self._deadlines.first_us() - took_us - took_us // _HASTE, group
+
+    def _may_prepare(self, now_us: int, durations: Durations | None, cap_rows: int) -> bool:
+        took_us = durations.estimate_us(cap_rows) if durations is not None else None
+        near_us = NEVER_US if took_us is None else now_us + _AHEAD_BATCHES * took_us
+        return self._next_refusal_us(None) >= near_us
+
+    def _may_leave(self, group: Group[T]) -> bool:
+        """False for a group of delayed requests only, while there are others."""
+        return not self._delayed_rows or group.delayed_rows < group.rows or self._delayed_rows == self.rows
+
+    def _choose(
+        self, now_us: int, cap_rows: int, instance_free: bool, flush: bool, urgent: Group[T] | None = None
+    ) -> Group[T] | None:
+        full_rows = min(self._full_rows, cap_rows)
+        overdue_us = now_us - self.policy.max_queue_delay_us
+        best: Group[T] | None = None
+        best_rank: tuple[int, int] | None = None
         for group in self._groups.values():
             oldest_us = group.oldest_us()
-            if best is not None and oldest_us >= best_us:
+            is_due = instance_free and (flush or oldest_us <= overdue_us or group is urgent)
+            if (group.rows < full_rows and not is_due) or not self._may_leave(group):
                 continue
-            is_full = group.rows >= policy.full_rows
-            is_due = instance_free and (flush or oldest_us + policy.max_queue_delay_us <= now_us)
-            if is_full or is_due:
-                best, best_us = group, oldest_us
+            rank = (1, oldest_us)
+            if self._is_ranked:
+                aged_us = now_us - self.policy.age_bound_us
+                first = next(group.in_order(aged_us))
+                rank = (first.rank(aged_us), first.arrived_us)
+            if best_rank is None or rank < best_rank:
+                best, best_rank = group, rank
         return best
 
-    def _size(self, group: _Group[T], overdue: bool) -> int:
-        policy = self.policy
-        if overdue or not policy.preferred_rows:
-            return policy.max_batch_rows
-        return policy.full_rows
-
-    def _take(self, group: _Group[T], limit_rows: int) -> list[Entry[T]]:
-        batch: list[Entry[T]] = []
-        entries = group.entries
-        alone = self.policy.alone
-        rows = 0
-        while entries:
-            entry = entries[0]
-            if entry.gone:
-                entries.popleft()
-                continue
-            if rows + entry.rows > limit_rows and batch:
-                break
-            entries.popleft()
-            entry.gone = True
-            rows += entry.rows
-            batch.append(entry)
-            if rows >= limit_rows or alone:
-                break
-        group.rows -= rows
-        self.rows -= rows
+    def _take(self, group: Group[T], limit_rows: int) -> list[Entry[T]]:
+        """Take a batch out of a group where neither levels nor deadlines matter: the fast way."""
+        before_rows = group.rows
+        batch = group.take(limit_rows, alone=self.policy.alone)
+        self.rows -= before_rows - group.rows
         self.requests -= len(batch)
         if not group.rows:
-            del self._groups[batch[0].signature]
+            del self._groups[group.signature]
         return batch
+
+    def _take_ranked(self, group: Group[T], now_us: int, limit_rows: int) -> list[Entry[T]]:
+        """Take a batch out of a group by level."""
+        batch: list[Entry[T]] = []
+        rows = 0
+        for entry in group.in_order(now_us - self.policy.age_bound_us):
+            if batch and (self.policy.alone or rows + entry.rows > limit_rows):
+                break
+            batch.append(entry)
+            rows += entry.rows
+        for entry in batch:
+            self._leave(group, entry)
+        return batch
+
+    def _fit(
+        self, group: Group[T], now_us: int, limit_rows: int, durations: Durations, instance_free: bool
+    ) -> list[Entry[T]]:
+        """Take a batch out of a group that meets its deadlines; refuses what is in the way of that. May be empty."""
+        aged_us = now_us - self.policy.age_bound_us
+        sizing = Sizing(start_us=now_us, cap_rows=limit_rows, durations=durations, aged_us=aged_us)
+        while True:
+            queued: list[Entry[T]] = []
+            rows = 0
+            for entry in group.in_order(aged_us):
+                if _is_hopeless(entry, now_us, durations) and self._give_up(entry, instance_free):
+                    continue
+                queued.append(entry)
+                rows += entry.rows
+                if rows >= 2 * limit_rows or self.policy.alone:
+                    break
+            sized = sizing.size(queued, is_overloaded=group.is_overloaded)
+            group.is_overloaded = sized.is_overloaded
+            for entry in sized.refused:
+                self._refuse(entry, Refusal.OVERLOADED)
+            if not sized.refused or rows < 2 * limit_rows:  # else there may be more to fill the batch with
+                break
+        for entry in sized.batch:
+            self._leave(group, entry)
+        return sized.batch
+
+    def _give_up(self, entry: Entry[T], instance_free: bool) -> bool:
+        """Refuse a hopeless request, or let it run because the estimate has refused all for a while."""
+        if instance_free and self.requests == 1 and self._hopeless >= _HOPELESS_IN_A_ROW:
+            return False
+        self._hopeless += 1
+        self._refuse(entry, Refusal.HOPELESS)
+        return True
+
+    def _refuse(self, entry: Entry[T], reason: Refusal) -> None:
+        self._leave(self._groups[entry.signature], entry)
+        self._refused.append((entry, reason))
+
+    def _leave(self, group: Group[T], entry: Entry[T]) -> None:
+        entry.gone = True
+        rows = entry.rows
+        group.rows -= rows
+        self.rows -= rows
+        self.requests -= 1
+        if entry.is_delayed:
+            group.delayed_rows -= rows
+            self._delayed_rows -= rows
+        if self._is_ranked:
+            self._admission.leave(entry)
+        if not group.rows:
+            del self._groups[group.signature]
+
+
+def _is_hopeless(entry: Entry[T], start_us: int, durations: Durations) -> bool:
+    if entry.deadline_us is None:
+        return False
+    took_us = durations.estimate_us(entry.rows)
+    return took_us is not None and start_us + took_us > entry.deadline_us

@@ -1,7 +1,7 @@
 """Delivery and Intake: a record handed to the engine, and where records come from and are acknowledged.
 
-Acknowledgement is per record and in any order. The consumer-group form is workers/intake.py; offline scoring reads a
-bounded range. Knows no Kafka client and no batching.
+Acknowledgement is per record and in any order. The consumer-group form is workers/group_intake.py; offline scoring
+reads a bounded range, workers/range_intake.py. Knows no Kafka client and no batching.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from workers.arrival import BrokerClock
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """One life of one partition in this process: from being assigned until being lost."""
+    """One life of one partition in this process: from being assigned until being lost.
+
+    `lost`: no more work of it is to begin; what runs ends. `running`: records begun whose outcome is not durable yet.
+    """
 
     topic: str
     number: int
     tracker: AckTracker
     clock: BrokerClock
     lost: bool = False
+    running: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,7 @@ class Delivery:
     appended_ms: int
     headers: Sequence[tuple[str, bytes]]
     value: bytes | None
+    running: bool = False
 
     @property
     def offset(self) -> int:
@@ -61,7 +66,7 @@ class Intake(Protocol):
         ...
 
     def acknowledge(self, delivery: Delivery) -> None:
-        """The record's outcome is durable. Ignored for a partition that was lost meanwhile."""
+        """The record's outcome is durable. Comes to no account if its partition is not ours any more."""
         ...
 
     def release(self, delivery: Delivery) -> None:
@@ -74,16 +79,4 @@ class Intake(Protocol):
 
     def resume(self, topic: str) -> None:
         """Deliver records of `topic` again."""
-        ...
-
-
-class RebalanceListener(Protocol):
-    """Who must know when partitions go and come."""
-
-    async def before_revoke(self) -> None:
-        """Begin nothing new; wait for running work, within a bound of one's own."""
-        ...
-
-    def after_assign(self) -> None:
-        """Go on."""
         ...

@@ -7,24 +7,21 @@ never holds up another: each has its own lane, and a lane that is full pauses on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-
-import structlog
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from schemas.errors import ErrorCode, InferenceError
-from schemas.model import ModelMetadata, ModelRef
 from schemas.record import Envelope, decode_envelope, decode_value
 from store.object_store import KeyRefused, ObjectNotFound
 from workers.delivery import Delivery, Exhausted, Intake
 from workers.lane import Lane, now_us
 from workers.model_cache import ModelCache
+from workers.resident import ModelKey
+from workers.served import ServedModel, ServedModels
 from workers.work import Recorder, Work
-
-log = structlog.get_logger()
 
 _CLAIMS_AT_ONCE = 4  # large values being fetched: each is in memory before it counts as queued
 _MAX_CLAIMS = 256  # large values waiting for their turn
-_REVOKE_WAIT_S = 1.0  # how long a rebalance waits for running batches, so that their records are not run again
 
 
 class Engine:
@@ -33,7 +30,7 @@ class Engine:
     def __init__(
         self,
         *,
-        metadata_by_topic: Mapping[str, ModelMetadata],
+        served: ServedModels,
         models: ModelCache,
         intake: Intake,
         recorder: Recorder,
@@ -41,22 +38,27 @@ class Engine:
         max_queued_requests: int,
         max_queued_bytes: int,
     ) -> None:
-        """`tasks` is the lifetime of work. The bounds are per model; beyond them its topic is paused."""
-        self._metadata_by_topic = metadata_by_topic
+        """`tasks` is the lifetime of work. The bounds are per model; beyond them its topic is paused.
+
+        `fall_back`, which may be set, is asked once for a model version that does not load: true when the model is
+        served in another version from then on.
+        """
+        self.fall_back: Callable[[ModelKey], Awaitable[bool]] | None = None
+        self._fallen: set[ModelKey] = set()
+        self._served = served
         self._models = models
         self._tasks = tasks
         self._max_queued_requests = max_queued_requests
         self._max_queued_bytes = max_queued_bytes
         self._intake = intake
         self._recorder = recorder
-        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._lanes: dict[ModelKey, Lane] = {}
         self._paused: set[str] = set()
         self._claims = 0
         self._claims_done = asyncio.Event()
         self._claims_done.set()
         self._claim_turns = asyncio.Semaphore(_CLAIMS_AT_ONCE)
         self._resumed = asyncio.Event()
-        self._held = False
 
     async def run(self) -> None:
         """Fetch and route until cancelled or the intake is exhausted; what was fetched goes on either way."""
@@ -75,25 +77,6 @@ class Engine:
             for lane in touched:
                 lane.pump()
             await asyncio.sleep(0)  # lets answers out between two fetches that are both ready
-
-    async def before_revoke(self) -> None:
-        """Begin nothing new and give running batches a moment to end, before partitions are given away."""
-        self._held = True
-        for lane in self._lanes.values():
-            lane.hold()
-        try:
-            async with asyncio.timeout(_REVOKE_WAIT_S):
-                for lane in self._lanes.values():
-                    await lane.settle()
-                await self._recorder.flush()
-        except TimeoutError:
-            log.warning("revoke_while_running", wait_s=_REVOKE_WAIT_S)
-
-    def after_assign(self) -> None:
-        """Go on. What is queued of partitions that are lost is dropped when its turn comes."""
-        self._held = False
-        for lane in self._lanes.values():
-            lane.release_hold()
 
     async def drain(self) -> None:
         """Run what is queued, record every outcome. Fetching has ended before. Cancel-safe."""
@@ -114,7 +97,7 @@ class Engine:
             if envelope.claim:
                 self._claims += 1
                 self._claims_done.clear()
-                self._bound(self._metadata_by_topic[delivery.partition.topic].name)
+                self._bound(self._served.of_topic(delivery.partition.topic).config.name)
                 self._tasks.create_task(self._accept_claimed(delivery, envelope, header_length), name="fetch claim")
                 return None
             return self._queue(delivery, envelope, delivery.value, header_length, received_us)
@@ -123,7 +106,7 @@ class Engine:
             return None
 
     async def _accept_claimed(self, delivery: Delivery, envelope: Envelope, header_length: int | None) -> None:
-        model = self._metadata_by_topic[delivery.partition.topic].name
+        model = self._served.of_topic(delivery.partition.topic).config.name
         try:
             async with self._claim_turns:
                 while self._is_full(model):
@@ -152,27 +135,47 @@ class Engine:
         self, delivery: Delivery, envelope: Envelope, value: bytes | None, header_length: int | None, received_us: int
     ) -> Lane:
         request = decode_value(value, header_length, delivery.origin)
-        metadata = self._metadata_by_topic[delivery.partition.topic]
-        version = metadata.resolve(envelope.model_version)
-        rows = metadata.check(request)
-        lane = self._lane(metadata.name, version)
+        model = self._served.of_topic(delivery.partition.topic)
+        version = model.metadata.resolve(envelope.model_version)
+        rows = model.metadata.check(request)
+        lane = self._lane(model, version)
         lane.offer(Work(delivery, envelope, request, len(value or b"")), rows, received_us)
         return lane
 
-    def _lane(self, model: str, version: str) -> Lane:
-        lane = self._lanes.get((model, version))
+    def _lane(self, model: ServedModel, version: str) -> Lane:
+        key = model.key(version)
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[model, version] = Lane(
-                ModelRef(model, version),
+            lane = self._lanes[key] = Lane(
+                key,
+                model.config,
                 models=self._models,
                 recorder=self._recorder,
                 intake=self._intake,
                 tasks=self._tasks,
-                on_change=lambda: self._bound(model),
+                on_change=lambda: self._bound(key.ref.name),
+                on_failing=lambda: self._begin_fall_back(key),
             )
-            if self._held:
-                lane.hold()
         return lane
+
+    def _begin_fall_back(self, key: ModelKey) -> bool:
+        if self.fall_back is None or key in self._fallen:
+            return False
+        self._fallen.add(key)
+        self._tasks.create_task(self._fall_back(self.fall_back, key), name=f"fall back from {key}")
+        return True
+
+    async def _fall_back(self, fall_back: Callable[[ModelKey], Awaitable[bool]], key: ModelKey) -> None:
+        if not await fall_back(key) and key in self._lanes:
+            self._lanes[key].fail_waiting()
+
+    def retire(self, model: str) -> None:
+        """Let lanes of states that are not served any more finish what they have, and go."""
+        served = [self._served.of_topic(topic).keys for topic in self._served.topics_of(model)]
+        keys = frozenset[ModelKey]().union(*served)
+        for key, lane in list(self._lanes.items()):
+            if key.ref.name == model and key not in keys:
+                lane.retire(partial(self._lanes.pop, key))
 
     def _bound(self, model: str) -> None:
         """Pause the model's topic while too much of it waits here, and resume it at half."""
@@ -188,7 +191,7 @@ class Engine:
         return self._fill(model) >= 1
 
     def _fill(self, model: str) -> float:
-        lanes = [lane for lane in self._lanes.values() if lane.ref.name == model]
+        lanes = [lane for lane in self._lanes.values() if lane.key.ref.name == model]
         return max(
             sum(lane.queued_requests for lane in lanes) / self._max_queued_requests,
             sum(lane.queued_bytes for lane in lanes) / self._max_queued_bytes,
@@ -198,6 +201,5 @@ class Engine:
         if (model in self._paused) == paused:
             return
         self._paused ^= {model}
-        for topic, metadata in self._metadata_by_topic.items():
-            if metadata.name == model:
-                (self._intake.pause if paused else self._intake.resume)(topic)
+        for topic in self._served.topics_of(model):
+            (self._intake.pause if paused else self._intake.resume)(topic)

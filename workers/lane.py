@@ -1,7 +1,9 @@
 """Lane: the way of one model version through this worker, from queued requests to recorded outcomes.
 
 Joins the pure Batcher with the model's instances: cuts when the batcher says so, keeps one batch prepared in front of
-each running one, never two. Lives on the event loop; large batches are assembled in a thread. Knows no Kafka client.
+each running one, never two. The model is pinned in memory while the lane has work, and asked for when it is not there.
+What fails in passing runs again, and an instance that hangs is replaced. Lives on the event loop; large batches are
+assembled in a thread. Knows no Kafka client.
 """
 
 from __future__ import annotations
@@ -9,17 +11,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
-from schemas.errors import ErrorCode, InferenceError
-from schemas.model import ModelRef
-from schemas.response import InferenceResponse
-from workers.batch import Arrays, assemble, signature_of
-from workers.batcher import Batcher, BatchPolicy, Entry
+from schemas.errors import InferenceError
+from workers.answers import Answers
+from workers.batch import Arrays
+from workers.batch_layout import BatchLayout
+from workers.batch_policy import batch_policy
+from workers.batch_run import Batch, Finished
+from workers.batcher import Batcher, Entry
 from workers.delivery import Intake
-from workers.instance import MAX_IN_FLIGHT, Batch, Finished, Instance, Part
-from workers.metrics import BATCH_ROWS, EXTRA_RUNS, INFER_SECONDS, QUEUE_SECONDS, QUEUED_ROWS
+from workers.instance import MAX_IN_FLIGHT, Instance
+from workers.metrics import QUEUED_ROWS
 from workers.model_cache import ModelCache
 from workers.model_config import ModelConfig
+from workers.model_use import ModelUse
+from workers.reruns import Reruns
+from workers.resident import ModelKey
 from workers.work import Recorder, Work
 
 _ASSEMBLE_INLINE_BYTES = 256 * 1024  # about 20 us of copying; beyond it a thread does it
@@ -35,152 +44,232 @@ class Lane:
 
     def __init__(
         self,
-        ref: ModelRef,
+        key: ModelKey,
+        config: ModelConfig,
         *,
         models: ModelCache,
         recorder: Recorder,
         intake: Intake,
         tasks: asyncio.TaskGroup,
         on_change: Callable[[], None],
+        on_failing: Callable[[], bool],
     ) -> None:
-        self.ref = ref
+        """`on_failing` is asked when the model does not load: true if something else is tried, so nobody is failed."""
+        self.key = key
+        self._config = config
         self._tasks = tasks
-        self._models = models
-        self._recorder = recorder
         self._intake = intake
         self._on_change = on_change
-        self._config = models.config(ref.name)
-        self._batched = self._config.max_batch_size > 0
-        self._batcher: Batcher[Work] = Batcher(batch_policy(self._config))
-        self._instances: list[Instance] = []
-        self._load: asyncio.Task[None] | None = None
-        self._load_begun_us = self._ready_us = 0
+        self._on_failing = on_failing
+        self._failure: InferenceError | None = None  # why the model did not load, while something else is tried
+        self._use = ModelUse(key, config, models=models, tasks=tasks, on_change=self.pump)
+        self._answers = Answers(key.ref, recorder, in_order=config.preserve_ordering)
+        self._layout = BatchLayout(config)
+        self._batcher: Batcher[Work] = Batcher(batch_policy(config))
+        self._reruns = Reruns(key.ref, self._answers, offer=self._offer_again)
         self._timer: asyncio.TimerHandle | None = None
-        self.queued_bytes = 0
-        self._held = False
+        self._on_retired: Callable[[], object] | None = None
+        self._queued_bytes = 0
         self._flushing = False
         self._closed = False
         self._settled = asyncio.Event()  # set whenever a batch has ended
-        labels = (ref.name, ref.version)
-        self._batch_rows = BATCH_ROWS.labels(*labels)
-        self._queue_seconds = QUEUE_SECONDS.labels(*labels)
-        self._infer_seconds = INFER_SECONDS.labels(*labels)
-        self._extra_runs = EXTRA_RUNS.labels(*labels)
-        self._queued_rows = QUEUED_ROWS.labels(*labels)
+        self._queued_rows = QUEUED_ROWS.labels(key.ref.name, key.ref.version)
 
     @property
     def queued_requests(self) -> int:
-        """Requests that wait for a batch."""
-        return self._batcher.requests
+        """Requests that wait for a batch, or for another run."""
+        return self._batcher.requests + self._reruns.requests
+
+    @property
+    def queued_bytes(self) -> int:
+        """What those hold in memory."""
+        return self._queued_bytes + self._reruns.size_bytes
 
     @property
     def running(self) -> int:
         """Batches submitted and not finished, those being assembled included."""
-        return sum(instance.in_flight for instance in self._instances)
+        return sum([instance.in_flight for instance in self._use.instances])
 
     def offer(self, work: Work, rows: int, received_us: int) -> None:
         """Queue a request; `pump` comes after the last one of a fetch."""
-        partition = work.delivery.partition
-        self.queued_bytes += work.size_bytes
-        deadline = work.envelope.deadline
-        deadline_us = None
-        if deadline is not None:
-            deadline_us = received_us + 1000 * deadline.at_ms - time.time_ns() // 1000
-        self._batcher.add(
-            Entry(
-                work,
-                rows,
-                signature_of(work.request, batched=self._batched),
-                partition.clock.arrival_us(work.delivery.appended_ms, received_us),
-                deadline_us,
-                work.envelope.priority,
-            )
-        )
+        arrived_us = work.delivery.partition.clock.arrival_us(work.delivery.appended_ms, received_us)
+        self._enqueue(self._entry(work, rows, arrived_us, received_us))
 
     def pump(self) -> None:
-        """Answer what has expired and send every batch that may leave now."""
+        """Answer what is refused and send every batch that may leave now."""
         if self._closed:
             return
         at_us = now_us()
-        expired = self._batcher.take_expired(at_us)
-        self._forget_bytes(expired)
-        for entry in expired:
-            self._expire(entry.payload)
-        if not self._instances:
-            if self._batcher.rows and self._load is None and not self._flushing:
-                self._load = self._tasks.create_task(self._load_model(), name=f"lane {self.ref}")
-        elif not self._held:
+        if self._config.execution_timeout_ms:
+            self._abandon_overdue(at_us)
+        self._refuse(at_us)
+        has_work = bool(self._batcher.rows or self._reruns.batches)
+        if has_work and self._use.claim(at_us):
             while self._send_one(at_us):
                 pass
+            self._refuse(at_us)
+        elif (error := self._use.take_failure()) is not None:
+            self._fail_waiting(error)
+        self._rest_if_idle(at_us)
         self._arm(at_us)
         self._queued_rows.set(self._batcher.rows)
         self._on_change()
 
-    def hold(self) -> None:
-        """Begin no batch until `release_hold`; what runs goes on. For the time of a rebalance."""
-        self._held = True
-
-    def release_hold(self) -> None:
-        """Go on after `hold`."""
-        self._held = False
-        self.pump()
-
-    async def settle(self) -> None:
-        """Wait until nothing runs. Cancel-safe."""
-        while self.running:
-            self._settled.clear()
-            await self._settled.wait()
-
     async def drain(self) -> None:
         """Run what is queued now, without waiting for its delay, and wait until nothing runs. Cancel-safe.
 
-        A model that is still loading is not waited for: its requests stay unacknowledged, for a later owner.
+        A model that is still loading is not waited for, nor what rests before another run: those requests stay
+        unacknowledged, for a later owner.
         """
         self._flushing = True
-        if self._load is not None:
-            self._load.cancel()
+        self._use.stop_loading()
         self.pump()
-        while self._instances and (self.running or (self._batcher.rows and not self._held)):
+        while self._use.instances and (self.running or self._reruns.batches or self._batcher.rows):
             self._settled.clear()
             await self._settled.wait()
+
+    def retire(self, on_retired: Callable[[], object]) -> None:
+        """Finish what is queued, or hand it out again if the model is not there; then unload, and call `on_retired`."""
+        self._on_retired = on_retired
+        if not self._use.instances:
+            for entry in self._batcher.take_all():
+                self._queued_bytes -= entry.payload.size_bytes
+                self._intake.release(entry.payload.delivery)
+        self.pump()
 
     def close(self) -> None:
         """Begin nothing any more and answer nothing: the instances are about to go."""
         self._closed = True
-        if self._load is not None:
-            self._load.cancel()
+        self._use.stop_loading()
         if self._timer is not None:
             self._timer.cancel()
 
+    def _entry(self, work: Work, rows: int, arrived_us: int, at_us: int) -> Entry[Work]:
+        deadline = work.envelope.deadline
+        deadline_us = None
+        if deadline is not None:
+            deadline_us = at_us + 1000 * deadline.at_ms - time.time_ns() // 1000
+        entry = Entry(work, rows, self._layout.signature(work.request), arrived_us, deadline_us, work.envelope.priority)
+        if parameters := work.request.parameters:
+            entry.priority = entry.priority or _number(parameters, "priority")
+            entry.timeout_us = _number(parameters, "timeout")
+        return entry
+
+    def _enqueue(self, entry: Entry[Work]) -> None:
+        refusal = self._batcher.add(entry)
+        if refusal is not None:
+            self._answers.refuse(entry.payload, refusal)
+        else:
+            self._queued_bytes += entry.payload.size_bytes
+
+    def _refuse(self, at_us: int) -> None:
+        if not self._batcher.is_timed:
+            return
+        instance = self._next_instance()
+        if instance is None:
+            refused = self._batcher.take_refused(at_us, instance_free=False)
+        else:
+            refused = self._batcher.take_refused(
+                at_us,
+                instance_free=instance.in_flight == 0,
+                durations=instance.durations,
+                free_us=instance.free_us(at_us),
+            )
+        for entry, refusal in refused:
+            self._queued_bytes -= entry.payload.size_bytes
+            self._answers.refuse(entry.payload, refusal)
+
+    def _abandon_overdue(self, at_us: int) -> None:
+        for instance in list(self._use.instances):
+            overdue_us = instance.overdue_us()
+            if overdue_us is not None and overdue_us <= at_us:
+                self._reruns.take_abandoned(instance.abandon(), timeout_ms=self._config.execution_timeout_ms)
+                self._use.replace(instance)
+                self._settled.set()
+
+    def _rest_if_idle(self, at_us: int) -> None:
+        """Unpin the model while nothing is to be done with it, or when others wait for its memory."""
+        if self.running:
+            return
+        has_work = bool(self._batcher.rows or self._reruns.batches)
+        if self._use.is_wanted_back:
+            self._use.rest()
+            if has_work:
+                self._use.claim(at_us)  # behind those who wait
+        elif not has_work:
+            self._use.rest()
+            if self._on_retired is not None and not self._reruns.requests:
+                on_retired, self._on_retired = self._on_retired, None
+                self._use.drop()
+                on_retired()
+
+    def _next_instance(self) -> Instance | None:
+        instances = self._use.instances
+        if len(instances) <= 1:
+            return instances[0] if instances else None
+        return min(instances, key=_in_flight)
+
     def _send_one(self, at_us: int) -> bool:
-        instance = min(self._instances, key=_in_flight)
-        if instance.in_flight >= MAX_IN_FLIGHT:
+        instance = self._next_instance()
+        if instance is None or instance.in_flight >= MAX_IN_FLIGHT:
             return False
-        entries = self._batcher.cut(at_us, instance_free=instance.in_flight == 0, flush=self._flushing)
+        if self._reruns.batches:
+            batch, arrays = self._reruns.batches.popleft()
+            self._start(instance, batch, arrays)
+            return True
+        entries = self._batcher.cut(
+            at_us,
+            instance_free=instance.in_flight == 0,
+            flush=self._flushing,
+            durations=instance.durations,
+            limit_rows=instance.ceiling.rows(at_us),
+        )
         if entries is None:
             return False
-        self._forget_bytes(entries)
-        entries = [entry for entry in entries if not entry.payload.delivery.partition.lost]
-        if not entries:
-            return True
-        started_ms = time.time_ns() // 1_000_000
-        for entry in entries:
-            entry.payload.started_ms = started_ms
-            self._intake.start(entry.payload.delivery)
-        works = [entry.payload for entry in entries]
-        rows = [entry.rows for entry in entries]
-        batch = Batch(works, rows, [entry.arrived_us for entry in entries], at_us)
-        instance.in_flight += 1
-        size_bytes = sum([work.size_bytes for work in works])
-        if size_bytes <= _ASSEMBLE_INLINE_BYTES:
-            self._submit(instance, batch, assemble([work.request for work in works], batch.total_rows))
-        else:
-            self._tasks.create_task(self._assemble(instance, batch), name=f"assemble {self.ref}")
+        self._queued_bytes -= sum([entry.payload.size_bytes for entry in entries])
+        entries = [entry for entry in entries if not self._is_lost(entry.payload)]
+        if entries:
+            batch = Batch(
+                [entry.payload for entry in entries],
+                [entry.rows for entry in entries],
+                [entry.arrived_us for entry in entries],
+                at_us,
+                load_begun_us=self._use.load_begun_us,
+                ready_us=self._use.ready_us,
+            )
+            self._start(instance, batch, None)
         return True
 
+    def _is_lost(self, work: Work) -> bool:
+        """Whether its partition is given up: then its next owner runs it."""
+        if work.delivery.partition.lost and work.delivery.running:  # it ran before and was to run again
+            self._intake.release(work.delivery)
+        return work.delivery.partition.lost
+
+    def _start(self, instance: Instance, batch: Batch, arrays: Arrays | None) -> None:
+        started_ms = time.time_ns() // 1_000_000
+        for work in batch.works:
+            work.started_ms = started_ms
+            self._intake.start(work.delivery)
+        self._answers.expect(batch)
+        instance.in_flight += 1
+        if arrays is not None:
+            self._submit(instance, batch, arrays)
+        elif sum([work.size_bytes for work in batch.works]) <= _ASSEMBLE_INLINE_BYTES:
+            self._submit(instance, batch, self._assembled(batch))
+        else:
+            self._tasks.create_task(self._assemble(instance, batch), name=f"assemble {self.key}")
+
+    def _assembled(self, batch: Batch) -> Arrays:
+        return self._layout.assemble([work.request for work in batch.works], batch.total_rows)
+
     async def _assemble(self, instance: Instance, batch: Batch) -> None:
-        requests = [work.request for work in batch.works]
-        self._submit(instance, batch, await asyncio.to_thread(assemble, requests, batch.total_rows))
+        arrays = await asyncio.to_thread(self._assembled, batch)
+        if instance.is_abandoned:
+            self._reruns.batches.append((batch, arrays))
+            self.pump()
+        else:
+            self._submit(instance, batch, arrays)
 
     def _submit(self, instance: Instance, batch: Batch, arrays: Arrays) -> None:
         batch.assembled_us = now_us()
@@ -191,90 +280,58 @@ class Lane:
         if self._closed:
             return
         self.pump()  # first the next batch, then the answers of this one
-        for part in finished.parts:
-            self._answer(finished, part)
-        batch = finished.batch
-        self._batch_rows.observe(batch.total_rows)
-        self._infer_seconds.observe((finished.ended_us - finished.begun_us) / 1e6)
-        self._queue_seconds.observe((batch.cut_us - batch.arrived_us[0]) / 1e6)
-        if finished.runs > 1:
-            self._extra_runs.inc(finished.runs - 1)
+        parts = finished.parts
+        if finished.runs > 1 or parts[0].is_transient:
+            passing = [part for part in parts if part.is_transient]
+            for part in passing if not self._flushing else ():  # interrupted is not failed: its next owner runs it
+                self._reruns.take(finished.batch, part)
+            parts = [part for part in parts if part not in passing]
+        self._answers.finish(finished, parts)
         self._settled.set()
 
-    def _answer(self, finished: Finished, part: Part) -> None:
-        batch = finished.batch
-        works = batch.works
-        if part.outputs is None:
-            assert part.error is not None
-            work = works[part.first]
-            self._recorder.fail(work.delivery, work.envelope, part.error, stage="infer", started_ms=work.started_ms)
+    def _offer_again(self, work: Work, rows: int, arrived_us: int) -> None:
+        if not self._closed and not self._is_lost(work):
+            self._enqueue(self._entry(work, rows, arrived_us, now_us()))
+            self.pump()
+
+    def fail_waiting(self) -> None:
+        """Nothing else could be done about a model that does not load: answer those who wait for it."""
+        if self._failure is not None:
+            self._fail_waiting(self._failure)
+
+    def _fail_waiting(self, error: InferenceError) -> None:
+        """The model cannot be loaded now: answer those who cannot wait for the next try."""
+        if self._use.is_failing and self._on_failing():
+            self._failure = error
             return
-        shared = {
-            "assemble_us": batch.assembled_us - batch.cut_us,
-            "infer_us": finished.ended_us - finished.begun_us,
-            "batch_rows": batch.total_rows,
-            "batch_requests": len(works),
-            "publish_us": now_us() - finished.ended_us,
-        }
-        answered: list[tuple[Work, InferenceResponse]] = []
-        row = 0
-        for index in range(part.first, part.first + part.count):
-            work, rows, arrived_us = works[index], batch.rows[index], batch.arrived_us[index]
-            load_us = max(0, min(batch.cut_us, self._ready_us) - max(arrived_us, self._load_begun_us))
-            outputs = part.outputs.rows(row, rows, work.wanted)
-            row += rows
-            timings = {
-                "queue_us": batch.cut_us - arrived_us - load_us,
-                "load_us": load_us,
-                **shared,
-            }
-            response = InferenceResponse(self.ref.name, self.ref.version, outputs, work.request.id, timings)
-            answered.append((work, response))
-        self._recorder.succeed(answered)
-
-    def _expire(self, work: Work) -> None:
-        if work.delivery.partition.lost:  # its new owner decides; two outcomes would be one too many
-            return
-        error = InferenceError(
-            ErrorCode.DEADLINE_EXCEEDED,
-            f"the deadline passed before model {self.ref.name!r} could run the request",
-            remedy="allow more time, or add workers",
-        )
-        self._recorder.fail(work.delivery, work.envelope, error, stage="queue")
-
-    async def _load_model(self) -> None:
-        self._load_begun_us = now_us()
-        try:
-            self._instances = await self._models.instances(self.ref)
-        except InferenceError as error:
-            self._load = None
-            for entry in self._take_all():
-                if entry.payload.delivery.partition.lost:
-                    continue
-                self._recorder.fail(entry.payload.delivery, entry.payload.envelope, error, stage="load")
-            self._on_change()
-            return
-        self._ready_us = now_us()
-        self._load = None
-        self.pump()
-
-    def _take_all(self) -> list[Entry[Work]]:
-        taken: list[Entry[Work]] = []
-        while (entries := self._batcher.cut(now_us(), flush=True)) is not None:
-            taken += entries
-        self._forget_bytes(taken)
-        return taken
-
-    def _forget_bytes(self, entries: list[Entry[Work]]) -> None:
-        self.queued_bytes -= sum(entry.payload.size_bytes for entry in entries)
+        next_try_us = self._use.next_try_us or 0
+        for entry in self._batcher.take_all():
+            self._queued_bytes -= entry.payload.size_bytes
+            deadline_us = entry.deadline_us
+            if self._use.is_failing if deadline_us is None else deadline_us <= next_try_us:
+                self._answers.fail(entry.payload, error, stage="load")
+            else:
+                self._enqueue(replace(entry, gone=False))
 
     def _arm(self, at_us: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        can_run = bool(self._instances) and not self._held
-        is_free = can_run and any(instance.in_flight == 0 for instance in self._instances)
-        due_us = self._batcher.next_due(instance_free=is_free)
+        instances = self._use.instances
+        instance = self._next_instance()
+        is_free = instance is not None and instance.in_flight == 0 and not self._use.is_wanted_back
+        due_us = self._batcher.next_due(
+            instance_free=is_free,
+            durations=instance.durations if instance is not None else None,
+            limit_rows=instance.ceiling.rows(at_us) if instance is not None else None,
+        )
+        if not instances and self._batcher.rows and self._use.next_try_us is not None:
+            due_us = min(due_us or self._use.next_try_us, self._use.next_try_us)
+        if self._config.execution_timeout_ms:
+            for instance in instances:
+                if instance.in_flight:
+                    overdue_us = instance.overdue_us() or at_us + 1000 * self._config.execution_timeout_ms
+                    due_us = min(due_us or overdue_us, overdue_us)
         if due_us is not None:
             delay_s = max(0, due_us - at_us) / 1e6
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)
@@ -284,11 +341,7 @@ def _in_flight(instance: Instance) -> int:
     return instance.in_flight
 
 
-def batch_policy(config: ModelConfig) -> BatchPolicy:
-    """How the model's requests are batched; without a batch dimension each runs alone."""
-    return BatchPolicy(
-        max_batch_rows=max(1, config.max_batch_size),
-        max_queue_delay_us=config.max_queue_delay_us if config.dynamic_batching else 0,
-        preferred_rows=config.preferred_batch_sizes,
-        alone=not config.dynamic_batching,
-    )
+def _number(parameters: dict[str, Any], name: str) -> int:
+    """A request parameter that must be a whole number; anything else says nothing."""
+    value = parameters.get(name, 0)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -26,8 +26,15 @@ MODEL_STATE = Enum(
     "tidegate_model_state",
     "State of a model here.",
     ["model", "version"],
-    states=["cold", "loading", "ready", "failed"],
+    states=["cold", "fetching", "loading", "ready", "failed"],
 )
+LOAD_PROGRESS = Gauge("tidegate_model_fetched_ratio", "How much of a model's files is here.", ["model", "version"])
+MODEL_BYTES = Gauge("tidegate_model_memory_bytes", "Memory that models hold or have reserved.", ["device"])
+EVICTIONS = Counter("tidegate_model_evictions", "Models unloaded to make room.", ["model"])
+MODEL_TAGS = Gauge("tidegate_model_tags", "1 for each of a model's metric_tags, to join on.", ["model", "tag", "value"])
+ABANDONED = Counter("tidegate_abandoned_instances", "Instances given up inside an inference.", ["model"])
+RETRIES = Counter("tidegate_retried_requests", "Requests run again after a passing failure.", ["model", "version"])
+REFUSED = Counter("tidegate_refused_requests", "Requests refused in the queue.", ["model", "version", "reason"])
 LOAD_SECONDS = Histogram(
     "tidegate_model_load_seconds",
     "From a model's first record until it was ready.",

@@ -1,102 +1,272 @@
-"""ModelCache: the models that are loaded in this process, each loaded once, on its first record.
+"""ModelCache: the model versions that are loaded in this process, each loaded once, on its first record.
 
-Loading runs in threads: fetching in one of the pool, the backend in its instance's own. Other models go on meanwhile.
-A failure frees everything and is told to everyone who waits; the next request tries again. Knows no Kafka.
+An LRU by bytes: a load reserves memory before it allocates any, models that nobody uses make room for it, and one that
+is used for long while others wait is asked to yield. Fetching runs in threads, the backend in its instance's own; other
+models go on meanwhile. A failed load frees everything and is told to everyone who waits. Knows no Kafka.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 
 import structlog
 
-from schemas.errors import InferenceError
-from schemas.model import ModelRef
-from store.object_store import StoreUnavailable
-from workers.backend import open_backend
+from schemas.errors import ErrorCode, InferenceError
 from workers.instance import Instance
-from workers.metrics import LOAD_SECONDS, MODEL_STATE
+from workers.loader import Loaded, Loader
+from workers.memory_ledger import Bytes, MemoryLedger
+from workers.metrics import EVICTIONS, LOAD_SECONDS, MODEL_BYTES, MODEL_STATE
 from workers.model_config import ModelConfig
-from workers.placement import placements
-from workers.repository import ModelRepository
+from workers.resident import ModelKey, Resident
 
 log = structlog.get_logger()
 
-_RETRY_FIRST_S = 0.2
-_RETRY_LAST_S = 5.0
+_PATIENCE_S = 0.5  # how long a load waits for room before a model in use is asked to yield, and then the next
+_TURN_S = 2.0  # how long a loaded model may work, at least, before it is asked
+# Loading small models is work for the CPU that serving needs too. So, where one must go for another to come, the next
+# exchange waits for so many load times, and a load serves more of what has come together meanwhile; never longer than:
+_PAUSE_LOADS = 9
+_PAUSE_S = 1.0
+
+# Told of a model's state (fetching, loading, ready, failed, cold) and how much of it is fetched, 0 to 1.
+OnState = Callable[[ModelKey, str, float], None]
+
+
+class CapacityError(InferenceError):
+    """The model needs more memory than the worker may use in all."""
+
+    def __init__(self, key: ModelKey, device: str, need_bytes: int, budget_bytes: int) -> None:
+        super().__init__(
+            ErrorCode.MODEL_LOAD_FAILED,
+            f"model {key} needs {need_bytes} bytes of {device} memory, the worker may use {budget_bytes}",
+            field="model",
+            value=str(key),
+            remedy="raise model_memory_bytes, or serve the model from a pool of larger machines",
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    task: asyncio.Task[Resident]
+    waiters: int = 0
 
 
 class ModelCache:
-    """Loaded models by name and version."""
+    """Loaded model versions by key. Lives on the event loop."""
 
-    def __init__(self, repository: ModelRepository, configs: dict[str, ModelConfig]) -> None:
-        """`configs` must be complete (see workers/repository.py)."""
-        self._repository = repository
-        self._configs = configs
-        self._loads: dict[ModelRef, asyncio.Task[list[Instance]]] = {}
+    def __init__(self, loader: Loader, *, budgets: Bytes, on_state: OnState = lambda key, state, done: None) -> None:
+        """`budgets`: bytes by device ("cpu", "gpu0"); a device without one has no limit."""
+        self._loader = loader
+        self._ledger: MemoryLedger[ModelKey] = MemoryLedger(budgets)
+        self._on_state = on_state
+        self._residents: dict[ModelKey, Resident] = {}
+        self._loaded: dict[ModelKey, Loaded] = {}
+        self._loads: dict[ModelKey, _Load] = {}
+        self._turns: deque[ModelKey] = deque()  # who waits for room, in order
+        self._room = asyncio.Event()
+        self._load_s = 0.0  # how long a load took lately
+        self._next_exchange_s = 0.0
 
-    def config(self, model: str) -> ModelConfig:
-        """The configuration of a model."""
-        return self._configs[model]
+    async def acquire(self, key: ModelKey, config: ModelConfig) -> Resident:
+        """The model version, pinned, loaded now if need be; concurrent callers share one load.
 
-    async def instances(self, ref: ModelRef) -> list[Instance]:
-        """The model's instances, loaded now if need be; concurrent callers share one load.
-
-        Raises InferenceError(MODEL_LOAD_FAILED). Cancel-safe: the load goes on for whoever asks next.
+        Raises InferenceError(MODEL_LOAD_FAILED), its subclass CapacityError, or what the repository says. Cancel-safe:
+        the load goes on for whoever asks next.
         """
-        load = self._loads.get(ref)
+        resident = self._residents.get(key)
+        if resident is not None and resident.pin():
+            return resident
+        load = self._loads.get(key)
         if load is None:
-            load = self._loads[ref] = asyncio.create_task(self._load(ref), name=f"load {ref}")
+            load = self._loads[key] = _Load(asyncio.create_task(self._load(key, config), name=f"load {key}"))
+        load.waiters += 1  # the load pins once for each
         try:
-            return await asyncio.shield(load)
-        except InferenceError:
-            self._loads.pop(ref, None)
+            return await asyncio.shield(load.task)
+        except asyncio.CancelledError:
+            load.waiters -= 1
+            if load.task.done() and not load.task.cancelled() and load.task.exception() is None:
+                load.task.result().unpin()
             raise
+
+    def remove(self, resident: Resident, instance: Instance) -> None:
+        """An instance of a model that is pinned was abandoned: it is not unloaded any more."""
+        number = resident.instances.index(instance)
+        del resident.instances[number]
+        resident.missing.append(resident.placed.pop(number))
+
+    async def add_instance(self, resident: Resident) -> None:
+        """Load an instance where one was removed. Raises InferenceError(MODEL_LOAD_FAILED); it may be tried again."""
+        place = resident.missing[0]
+        number = len(resident.instances)
+        instance = await self._loader.open_instance(resident.key, resident.config, resident.files, number, place)
+        resident.missing.remove(place)
+        resident.placed.append(place)
+        resident.instances.append(instance)
+
+    async def drop(self, key: ModelKey) -> None:
+        """Unload a model that nobody uses; nothing happens if somebody does, or if it is not there."""
+        resident = self._residents.get(key)
+        if resident is not None and not self._ledger.is_pinned(key):
+            await self._evict(resident)
 
     async def close(self) -> None:
         """Unload everything; a load that is under way is waited for, since a thread cannot be stopped."""
         loads, self._loads = self._loads, {}
         for load in loads.values():
-            with suppress(InferenceError):
-                for instance in await load:
-                    await instance.close()
+            if load.task.get_name() in self._waiting_names():
+                load.task.cancel()
+            with suppress(InferenceError, asyncio.CancelledError):
+                await load.task
+        for resident in list(self._residents.values()):
+            await self._evict(resident)
 
-    async def _load(self, ref: ModelRef) -> list[Instance]:
-        config = self._configs[ref.name]
-        state = MODEL_STATE.labels(ref.name, ref.version)
-        state.state("loading")
+    def _waiting_names(self) -> set[str]:
+        return {f"load {key}" for key in self._turns}
+
+    async def _load(self, key: ModelKey, config: ModelConfig) -> Resident:
         begun_s = time.monotonic()
-        instances: list[Instance] = []
+        self._tell(key, "fetching", 0.0)
         try:
-            path = await self._fetch(ref)
-            for number, place in enumerate(placements(config, gpus=(), cores=len(os.sched_getaffinity(0)))):
-                instance = Instance(open_backend(config.backend), config, name=f"{ref}#{number}", placement=place)
-                instances.append(instance)
-                await instance.load(path)
-        except InferenceError:
-            state.state("failed")
-            for instance in instances:
-                await instance.close()
+            old = self._residents.get(key)
+            if old is not None:  # it was asked to yield, or is on its way out
+                await self._evict(old)
+            loaded = await self._load_within_budget(key, config)
+        except BaseException as error:
+            self._loads.pop(key, None)
+            self._ledger.release(key)
+            self._room.set()
+            self._tell(key, "failed" if isinstance(error, InferenceError) else "cold", 0.0)
             raise
+        resident = Resident(
+            key,
+            config,
+            files=loaded.files,
+            instances=loaded.instances,
+            placed=loaded.placed,
+            since_s=time.monotonic(),
+            on_use=self._note_use,
+        )
+        self._residents[key], self._loaded[key] = resident, loaded
+        load = self._loads.pop(key, None)
+        for _ in range(load.waiters if load is not None else 0):
+            self._ledger.pin(key)
+        self._ledger.unpin(key)  # the load's own
+        self._room.set()
         took_s = time.monotonic() - begun_s
-        LOAD_SECONDS.labels(ref.name).observe(took_s)
-        state.state("ready")
-        log.info("load_model", model=str(ref), load_s=round(took_s, 3))
-        return instances
+        LOAD_SECONDS.labels(key.ref.name).observe(took_s)
+        self._tell(key, "ready", 1.0)
+        log.info("load_model", model=str(key), load_s=round(took_s, 3), bytes=dict(loaded.used))
+        return resident
 
-    async def _fetch(self, ref: ModelRef) -> Path:
-        """The version's files; while the object store is away, again and again: that says nothing of the model."""
-        retry_s = _RETRY_FIRST_S
-        while True:
-            try:
-                return await asyncio.to_thread(self._repository.fetch, ref)
-            except InferenceError as error:
-                if not isinstance(error.__cause__, StoreUnavailable):
-                    raise
-                log.warning("fetch_model_again", model=str(ref))
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, _RETRY_LAST_S)
+    async def _load_within_budget(self, key: ModelKey, config: ModelConfig) -> Loaded:
+        files = await self._loader.fetch(
+            key,
+            config,
+            on_need=lambda needs: self._check_capacity(key, needs),
+            on_progress=lambda done: self._tell(key, "fetching", done),
+        )
+        try:
+            needs = self._loader.expected(files, config)
+            self._check_capacity(key, needs)
+            await self._make_room(key, needs)
+            self._tell(key, "loading", 1.0)
+            begun_s = time.monotonic()
+            loaded = await self._loader.load(key, config, files)
+            self._load_s += 0.2 * (time.monotonic() - begun_s - self._load_s)
+        except BaseException:
+            files.close()
+            raise
+        self._ledger.settle(key, loaded.used)
+        return loaded
+
+    def _check_capacity(self, key: ModelKey, needs: Bytes) -> None:
+        excess = self._ledger.excess(needs)
+        if excess is not None:
+            device, budget_bytes = excess
+            raise CapacityError(key, device, needs[device], budget_bytes)
+
+    async def _make_room(self, key: ModelKey, needs: Bytes) -> None:
+        """Wait for one's turn and for the memory, then reserve it. Cancel-safe."""
+        self._turns.append(key)
+        waiting_since_s = time.monotonic()
+        has_paused = False
+        try:
+            while True:
+                if self._turns[0] == key:
+                    victims = self._ledger.victims(needs)
+                    if victims == []:
+                        self._ledger.reserve(key, needs)
+                        return
+                    if victims and not has_paused:
+                        await self._pause()
+                        has_paused = True
+                        continue  # whoever was to go may be in use now
+                    if victims:
+                        await self._evict(self._residents[victims[0]])
+                        continue
+                    if time.monotonic() - waiting_since_s >= _PATIENCE_S:
+                        self._ask_one_back()
+                self._room.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PATIENCE_S):
+                        await self._room.wait()
+        finally:
+            self._turns.remove(key)
+            self._room.set()
+
+    async def _pause(self) -> None:
+        """Wait for the time of the next exchange. Cancel-safe."""
+        await asyncio.sleep(max(0.0, self._next_exchange_s - time.monotonic()))
+        self._next_exchange_s = time.monotonic() + min(_PAUSE_S, _PAUSE_LOADS * self._load_s)
+
+    def _ask_one_back(self) -> None:
+        """The model that has been at work for the longest, if it had its turn."""
+        working = [
+            resident
+            for resident in self._residents.values()
+            if self._ledger.is_pinned(resident.key) and not resident.is_wanted_back and not resident.is_gone
+        ]
+        longest = min(working, key=lambda resident: resident.since_s, default=None)
+        if longest is not None and time.monotonic() - longest.since_s >= _TURN_S:
+            log.info("ask_model_to_yield", model=str(longest.key))
+            longest.ask_back()
+
+    async def _evict(self, resident: Resident) -> None:
+        """Unload, and free the memory. Nobody uses it, or nobody will get to use it again."""
+        if resident.is_gone:  # it is under way
+            while resident.key in self._loaded:
+                self._room.clear()
+                await self._room.wait()
+            return
+        resident.is_gone = True
+        key = resident.key
+        self._residents.pop(key)
+        self._ledger.pin(key)  # nobody's victim any more
+        await self._loader.unload(self._loaded[key])
+        del self._loaded[key]
+        self._ledger.release(key)
+        EVICTIONS.labels(key.ref.name).inc()
+        self._tell(key, "cold", 0.0)
+        log.info("unload_model", model=str(key))
+        self._room.set()
+
+    def _note_use(self, resident: Resident, begins: bool) -> None:
+        if resident.is_gone:
+            return
+        if begins:
+            self._ledger.pin(resident.key)
+            return
+        self._ledger.unpin(resident.key)
+        if self._turns:
+            self._room.set()
+
+    def _tell(self, key: ModelKey, state: str, done: float) -> None:
+        MODEL_STATE.labels(key.ref.name, key.ref.version).state(state)
+        for device, count in self._ledger.held.items():
+            MODEL_BYTES.labels(device).set(count)
+        self._on_state(key, state, done)

@@ -5,28 +5,43 @@ Must not know config.pbtxt or protobuf (config_pbtxt.py reads those), no reposit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
-from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, TensorSpec
+from workers.config_error import ConfigFault, ModelConfigError
+from workers.model_description import ModelDescription
+from workers.padding_config import Padding
+from workers.warm_up_config import WarmUp, WarmUpInput
+
+__all__ = [
+    "BACKENDS",
+    "DEFAULT_MAX_BATCH_SIZE",
+    "Accelerator",
+    "ConfigFault",
+    "InstanceGroup",
+    "ModelConfig",
+    "ModelConfigError",
+    "ModelDescription",
+    "Padding",
+    "QueuePolicy",
+    "VersionPolicy",
+    "WarmUp",
+    "WarmUpInput",
+    "check_backend",
+    "is_batched_by_default",
+    "reshaped",
+]
 
 # Each is a module of this name in workers/backends.
-BACKENDS = ("device", "onnxruntime")
+BACKENDS = ("device", "onnxruntime", "python", "pytorch", "tensorrt")
 # The batch size of a model that can be batched and says no size. Triton's rule has 4 here; a queue in Kafka is deeper.
 DEFAULT_MAX_BATCH_SIZE = 32
 
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch", "tensorrt": "tensorrt_plan"}
 _BATCHED_BY_DEFAULT = ("onnxruntime", "tensorrt")
-
-
-class ModelConfigError(InferenceError):
-    """A model's configuration is wrong or asks for what is not there; names field, value and remedy."""
-
-    def __init__(self, message: str, *, field: str, value: Any = "", remedy: str = "") -> None:
-        super().__init__(ErrorCode.MODEL_LOAD_FAILED, message, field=field, value=value, remedy=remedy)
 
 
 class VersionPolicy(msgspec.Struct, frozen=True):
@@ -44,25 +59,6 @@ class VersionPolicy(msgspec.Struct, frozen=True):
         if self.kind == "specific":
             return tuple(version for version in ascending if version in self.versions)
         return tuple(ascending)
-
-
-class WarmUpInput(msgspec.Struct, frozen=True):
-    """One input of a warm-up sample; `shape` is without the batch dimension, `filename` belongs to `file`."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    source: Literal["zero", "random", "file"]
-    filename: str = ""
-
-
-class WarmUp(msgspec.Struct, frozen=True):
-    """A sample to run, `count` times, before a model is ready. `rows` 0: the model has no batch dimension."""
-
-    name: str
-    rows: int
-    count: int
-    inputs: tuple[WarmUpInput, ...]
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
@@ -93,34 +89,6 @@ class Accelerator(msgspec.Struct, frozen=True):
     parameters: dict[str, str] = {}
 
 
-class Padding(msgspec.Struct, frozen=True):
-    """Requests of different lengths in one batch: inputs are padded to the smallest bucket that holds them.
-
-    `buckets` ascend; a longer request runs at its own length. `inputs` are padded along their first free dimension with
-    `value`; `mask_input` (1 where there is data) and `length_input` are filled in unless the request brings them;
-    `outputs` are cut back along their first free dimension to the request's own length.
-    """
-
-    buckets: tuple[int, ...]
-    inputs: tuple[str, ...]
-    value: float = 0.0
-    mask_input: str = ""
-    length_input: str = ""
-    outputs: tuple[str, ...] = ()
-
-
-class ModelDescription(msgspec.Struct, frozen=True):
-    """What a model file says of itself. Shapes are the file's own, any batch dimension included; () may be unknown."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-    @property
-    def is_batchable(self) -> bool:
-        """True when the first dimension of every input and output is free, and so can be the batch."""
-        return all(spec.shape[:1] == (-1,) for spec in (*self.inputs, *self.outputs))
-
-
 class ModelConfig(msgspec.Struct, frozen=True):
     """How a model is served.
 
@@ -129,7 +97,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     `preferred_batch_sizes`: whole batches only. No `default_model_filename`: the backend's usual name. Reshapes, by
     tensor: the model takes or gives this shape, without the batch dimension, where callers see that of `inputs` or
     `outputs`. Priority level 1 is the highest, 0 levels: there are none; `queue_policies` are by level.
-    `execution_timeout_ms` 0: a batch may run without end.
+    `execution_timeout_ms` 0: a batch may run without end. `labels`: by output, the file in the model's directory that
+    names its classes, a line each.
     """
 
     name: str
@@ -158,11 +127,22 @@ class ModelConfig(msgspec.Struct, frozen=True):
     graph_level: int = 0
     padding: Padding | None = None
     execution_timeout_ms: int = 0
+    labels: dict[str, str] = {}
 
     @property
     def is_complete(self) -> bool:
         """False while inputs or outputs are to be taken from the model file."""
         return bool(self.inputs and self.outputs)
+
+    @property
+    def model_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs as the model file has them: reshapes applied, still without the batch dimension."""
+        return tuple(_reshaped_spec(spec, self.input_reshapes) for spec in self.inputs)
+
+    @property
+    def model_outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs as the model file has them: reshapes applied, still without the batch dimension."""
+        return tuple(_reshaped_spec(spec, self.output_reshapes) for spec in self.outputs)
 
     def metadata(self, versions: Sequence[str]) -> ModelMetadata:
         """What callers are told; `versions` are the served ones in ascending order."""
@@ -179,7 +159,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
         """The configuration with what it leaves out taken from the model file.
 
         The batch size is taken only where neither inputs nor outputs are given: shapes that are given without a batch
-        size are exact. Raises ModelConfigError when the model cannot be batched as configured.
+        size are exact. Raises ModelConfigError when the file does not tell what is missing, when the model cannot be
+        batched as configured, and for what `faults` finds.
         """
         max_batch_size = self.max_batch_size
         if not max_batch_size and not self.inputs and not self.outputs and description.is_batchable:
@@ -187,92 +168,76 @@ class ModelConfig(msgspec.Struct, frozen=True):
         completed = msgspec.structs.replace(
             self,
             max_batch_size=max_batch_size,
-            inputs=self.inputs or self._without_batch(description.inputs, max_batch_size),
-            outputs=self.outputs or self._without_batch(description.outputs, max_batch_size),
+            inputs=self.inputs or description.specs("input", model=self.name, max_batch_size=max_batch_size),
+            outputs=self.outputs or description.specs("output", model=self.name, max_batch_size=max_batch_size),
             dynamic_batching=self.dynamic_batching or is_batched_by_default(self.backend, max_batch_size),
-        )
-        completed.check_preferred_sizes()
+        ).settled()
+        for fault in completed.faults():
+            raise fault.error(self.name)
         return completed
 
-    def _without_batch(self, specs: tuple[TensorSpec, ...], max_batch_size: int) -> tuple[TensorSpec, ...]:
-        if not max_batch_size:
-            return specs
-        for spec in specs:
-            if spec.shape[:1] != (-1,):
-                raise self._unbatchable(spec)
-        return tuple(msgspec.structs.replace(spec, shape=spec.shape[1:]) for spec in specs)
+    def settled(self) -> ModelConfig:
+        """With what follows from the inputs and the batch size, as far as they are known. Idempotent."""
+        filled = self.padding.filled_inputs if self.padding else ()
+        warm_ups = self.warm_ups
+        if self._is_batch_size_known:
+            warm_ups = tuple(sample.for_batch_size(self.max_batch_size) for sample in warm_ups)
+        return msgspec.structs.replace(
+            self,
+            inputs=tuple(
+                msgspec.structs.replace(spec, optional=True) if spec.name in filled else spec for spec in self.inputs
+            ),
+            warm_ups=warm_ups,
+        )
 
-    def check_preferred_sizes(self) -> None:
-        """Raise ModelConfigError for a preferred batch size that no batch can have."""
+    def faults(self) -> Iterator[ConfigFault]:
+        """Every field that does not fit another one, as far as the other one is known; see `is_complete`."""
         for size in self.preferred_batch_sizes:
-            if not 1 <= size <= self.max_batch_size:
-                raise ModelConfigError(
-                    f"model {self.name!r} prefers batches of {size}, possible are 1 to {self.max_batch_size}",
-                    field="dynamic_batching.preferred_batch_size",
-                    value=size,
-                    remedy=f"give sizes from 1 to max_batch_size ({self.max_batch_size})",
-                )
+            if size < 1 or (self._is_batch_size_known and size > self.max_batch_size):
+                what = f"is a batch size that cannot be, with max_batch_size {self.max_batch_size}"
+                remedy = "give sizes from 1 to max_batch_size"
+                yield ConfigFault("dynamic_batching.preferred_batch_size", size, what, remedy)
+        if self._is_batch_size_known:
+            for sample in self.warm_ups:
+                yield from sample.row_faults(self.max_batch_size)
+            if self.padding and not self.max_batch_size:
+                remedy = "set max_batch_size, or remove the padding"
+                yield ConfigFault("parameters.padding_buckets", "", "needs a model that is batched", remedy)
+        if self.inputs:
+            for sample in self.warm_ups:
+                yield from sample.input_faults(self.inputs)
+            if self.padding:
+                yield from self.padding.input_faults(self.inputs)
+        if self.outputs and self.padding:
+            yield from self.padding.output_faults(self.outputs)
+
+    @property
+    def _is_batch_size_known(self) -> bool:
+        """False while it may be taken from the model file."""
+        return bool(self.max_batch_size or self.inputs or self.outputs)
 
     def check_agrees(self, description: ModelDescription) -> None:
-        """Raise ModelConfigError unless names, datatypes and shapes fit the model file; outputs may be left out."""
-        given = {spec.name for spec in self.inputs}
-        for spec in description.inputs:
-            if spec.name not in given and not spec.optional:
-                raise ModelConfigError(
-                    f"the configuration of model {self.name!r} leaves out input {spec.name!r}",
-                    field="input",
-                    value=sorted(given),
-                    remedy=f"add {spec.name!r}, {spec.datatype} of shape {list(spec.shape)} in the model file",
-                )
-        self._check_specs("input", self.inputs, description.inputs)
-        self._check_specs("output", self.outputs, description.outputs)
+        """Raise ModelConfigError unless names, datatypes and shapes fit the model file; outputs may be left out.
 
-    def _check_specs(self, kind: str, specs: tuple[TensorSpec, ...], described: tuple[TensorSpec, ...]) -> None:
-        known = {spec.name: spec for spec in described}
-        for spec in specs:
-            actual = known.get(spec.name)
-            if actual is None:
-                raise ModelConfigError(
-                    f"model {self.name!r} has no {kind} {spec.name!r} in its file",
-                    field=f"{kind}.name",
-                    value=spec.name,
-                    remedy=f"its {kind}s are {', '.join(known)}",
-                )
-            if spec.datatype != actual.datatype:
-                raise ModelConfigError(
-                    f"{kind} {spec.name!r} of model {self.name!r} is configured as {spec.datatype}, its file has "
-                    f"{actual.datatype}",
-                    field=f"{kind}.{spec.name}.data_type",
-                    value=spec.datatype,
-                    remedy=f"configure {actual.datatype}",
-                )
-            self._check_shape(kind, spec, actual)
+        Shapes are those after any reshape. What the file does not tell is not compared.
+        """
+        description.check_inputs_given(self.inputs, model=self.name)
+        batch = self.max_batch_size
+        description.check("input", self.model_inputs, model=self.name, max_batch_size=batch)
+        description.check("output", self.model_outputs, model=self.name, max_batch_size=batch)
 
-    def _check_shape(self, kind: str, spec: TensorSpec, actual: TensorSpec) -> None:
-        if not actual.shape:
-            return  # a file need not tell shapes, and () is also how it tells that it does not
-        shape = (-1, *spec.shape) if self.max_batch_size else spec.shape
-        if self.max_batch_size and actual.shape[0] not in (-1, 1 if self.max_batch_size == 1 else -1):
-            raise self._unbatchable(actual)
-        if len(shape) != len(actual.shape) or any(
-            -1 not in pair and pair[0] != pair[1] for pair in zip(shape, actual.shape, strict=True)
-        ):
-            raise ModelConfigError(
-                f"{kind} {spec.name!r} of model {self.name!r} is configured with shape {list(shape)}, its file has "
-                f"{list(actual.shape)}",
-                field=f"{kind}.{spec.name}.dims",
-                value=list(spec.shape),
-                remedy="with max_batch_size > 0, dims leave the batch dimension out",
-            )
 
-    def _unbatchable(self, spec: TensorSpec) -> ModelConfigError:
-        return ModelConfigError(
-            f"model {self.name!r} cannot be batched: {spec.name!r} has shape {list(spec.shape)} in its file, the "
-            "first dimension is not free",
-            field="max_batch_size",
-            value=self.max_batch_size,
-            remedy="set max_batch_size: 0, or export the model with a free batch dimension",
-        )
+def reshaped(shape: Sequence[int], dims: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the same elements as `target` has it; `shape` fits `dims`, all without the batch dimension.
+
+    Free dimensions (-1) of `target` are those of `dims`, in order: (7, 4) of (-1, 4) is (7, 2, 2) of (-1, 2, 2).
+    """
+    free = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
+    return tuple(next(free) if dim == -1 else dim for dim in target)
+
+
+def _reshaped_spec(spec: TensorSpec, reshapes: dict[str, tuple[int, ...]]) -> TensorSpec:
+    return msgspec.structs.replace(spec, shape=reshapes.get(spec.name, spec.shape))
 
 
 def is_batched_by_default(backend: str, max_batch_size: int) -> bool:

@@ -6,6 +6,7 @@ What a worker does before it serves, and all that `announce` does. Knows no Kafk
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import structlog
 
@@ -28,18 +29,25 @@ class Pool:
         self._settings = settings
         self.name = settings.pool
         self.topics = Topics(settings.prefix)
-        self.repository = ModelRepository(open_store(settings.repository), cache=settings.cache)
+        self.repository = ModelRepository(
+            open_store(settings.repository), cache=settings.cache, cache_bytes=settings.cache_bytes
+        )
         self.models: dict[str, RepositoryModel] = {}
+        self.fingerprints: dict[str, str] = {}  # of the models as the repository had them when they were read
         self.request_topics: dict[str, RequestTopic] = {}
+
+    async def names(self) -> list[str]:
+        """The models that are to be served. Raises InferenceError(UNAVAILABLE) when the repository cannot be read."""
+        return self._settings.models or await asyncio.to_thread(self.repository.list_models)
 
     async def read(self) -> None:
         """Read the models' configurations. A model that cannot be served is logged and left out.
 
         Raises InferenceError(UNAVAILABLE) when the repository cannot be read.
         """
-        names = self._settings.models or await asyncio.to_thread(self.repository.list_models)
-        for name in names:
+        for name in await self.names():
             try:
+                self.fingerprints[name] = await asyncio.to_thread(self.repository.fingerprint, name)
                 self.models[name] = await asyncio.to_thread(self.repository.read, name)
             except InferenceError as error:
                 if isinstance(error.__cause__, StoreUnavailable):  # says nothing of the model
@@ -55,14 +63,14 @@ class Pool:
             log.warning("find_no_model", repository=self._settings.repository)
 
     async def provision(self) -> None:
-        """Create missing topics and initial offsets. Raises InferenceError(UNAVAILABLE)."""
-        admin = TopicAdmin(
-            bootstrap=self._settings.kafka_bootstrap,
-            topics=self.topics,
-            partitions=self._settings.partitions,
-            replication_factor=self._settings.replication_factor,
-        )
-        self.request_topics = await asyncio.to_thread(admin.provision, self.models, pool=self.name)
+        """Create missing topics and initial offsets of all models. Raises InferenceError(UNAVAILABLE)."""
+        await self._provision(self.models)
+
+    async def add(self, name: str, model: RepositoryModel) -> RequestTopic:
+        """Take a new model in, or a new state of one, and create its topics. Raises InferenceError(UNAVAILABLE)."""
+        self.models[name] = model
+        await self._provision([name])
+        return self.request_topics[name]
 
     async def announce(self, publisher: Publisher) -> int | None:
         """Tell the gateways, through the control topic, what this pool serves.
@@ -70,10 +78,22 @@ class Pool:
         Returns when the last announcement was appended by the broker's clock, in milliseconds; None if there was none.
         """
         appended_ms = None
-        for name, model in self.models.items():
-            topic = self.request_topics[name]
-            announcement = ModelAnnouncement(model.metadata, self.name, topic.name, topic.epoch, topic.partitions)
-            appended_ms = await publisher.append(
-                self.topics.control, announcement_key(name), encode_announcement(announcement)
-            )
+        for name in self.models:
+            appended_ms = await self.announce_one(publisher, name)
         return appended_ms
+
+    async def announce_one(self, publisher: Publisher, name: str) -> int:
+        """Tell of one model; as `announce`. Raises InferenceError(UNAVAILABLE)."""
+        topic = self.request_topics[name]
+        metadata = self.models[name].metadata
+        announcement = ModelAnnouncement(metadata, self.name, topic.name, topic.epoch, topic.partitions)
+        return await publisher.append(self.topics.control, announcement_key(name), encode_announcement(announcement))
+
+    async def _provision(self, models: Iterable[str]) -> None:
+        admin = TopicAdmin(
+            bootstrap=self._settings.kafka_bootstrap,
+            topics=self.topics,
+            partitions=self._settings.partitions,
+            replication_factor=self._settings.replication_factor,
+        )
+        self.request_topics |= await asyncio.to_thread(admin.provision, models, pool=self.name)

@@ -36,6 +36,7 @@ from workers.dead_letter import dead_letter_headers
 from workers.delivery import Delivery, Intake
 from workers.metrics import OUTCOMES
 from workers.publisher import Publication, Publisher
+from workers.topics import RequestTopic
 from workers.work import Work
 
 log = structlog.get_logger()
@@ -60,23 +61,28 @@ class OutcomeRecorder:
         store: ObjectStore,
         topics: Topics,
         pool: str,
-        epochs: dict[str, int],
         tasks: asyncio.TaskGroup,
         claim_above_bytes: int,
     ) -> None:
-        """`epochs`: of each request topic, see schemas/control.py."""
+        """Requests come from the topics that `add_topic` has been told of."""
         self._intake = intake
         self._publisher = publisher
         self._store = store
         self._topics = topics
         self._replies = topics.replies
         self._source = f"/tidegate/pool/{pool}".encode()
-        self._epochs = epochs
+        self._epochs: dict[str, int] = {}
         self._claim_above_bytes = claim_above_bytes
         self._threads = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="store")
         self._tasks = tasks
         self._slow: set[asyncio.Task[None]] = set()
         self._partition_counts: dict[str, int] = {}
+
+    def add_topic(self, model: str, topic: RequestTopic) -> None:
+        """Requests for a model come from this topic from now on."""
+        self._epochs[topic.name] = topic.epoch
+        if topic.result_partitions:  # known from the start: no answer has to wait for that, and overtakes none
+            self._partition_counts[self._topics.results(model)] = topic.result_partitions
 
     def succeed(self, answered: Sequence[tuple[Work, InferenceResponse]]) -> None:
         """The requests were run, together."""

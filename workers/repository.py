@@ -7,39 +7,36 @@ know Kafka, S3, nor what a backend does with the files.
 from __future__ import annotations
 
 import hashlib
-import os
-import re
-import secrets
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Self
 from urllib.parse import unquote
 
 import msgspec
 
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, ModelRef
-from schemas.topics import check_model_name
 from store import ObjectInfo, ObjectStore, StoreError
 from workers.backend import describe_model
+from workers.cache_entry import CacheEntry
 from workers.config_pbtxt import read_config
-from workers.model_config import ModelConfig, ModelConfigError
-
-_CONFIG_FILENAME = "config.pbtxt"
-_VERSION = re.compile(r"[1-9][0-9]*")  # Triton's rule: a leading 0, or anything but digits, is no version
-_FETCHING_PREFIX = ".fetching-"
-
-# Called with the bytes that are here and the bytes in all.
-OnProgress = Callable[[int, int], None]
+from workers.listing import Listings
+from workers.model_config import ModelConfig
+from workers.node_cache import NodeCache, OnProgress
+from workers.repository_layout import CONFIG_FILENAME, WARM_UP_DIRECTORY, decoded, is_model_name, versions_in
 
 
 class RepositoryModel(msgspec.Struct, frozen=True):
-    """A model as the repository has it. `versions` are those to serve, ascending; `config_text` None: there is none."""
+    """A model as the repository has it. `versions` are those to serve, ascending; `config_text` None: there is none.
+
+    `fingerprints` name the state of each version: its files and the configuration.
+    """
 
     config: ModelConfig
     versions: tuple[str, ...]
     config_text: str | None
+    fingerprints: dict[str, str] = {}
 
     @property
     def metadata(self) -> ModelMetadata:
@@ -47,14 +44,47 @@ class RepositoryModel(msgspec.Struct, frozen=True):
         return self.config.metadata(self.versions)
 
 
-class ModelRepository:
-    """The models of one store. `cache` is a directory of this machine where versions are kept that the store has not
-    on this machine's disk itself. Safe to call from any number of threads.
+class FetchedVersion:
+    """A version's files on this machine's disk, kept there until it is closed.
+
+    `path` is the version's directory, `warm_up_path` the model's directory of warm-up data, which need not exist.
+    `digest` names the version's content: equal digests mean equal files. Leaving a `with` block closes.
     """
 
-    def __init__(self, store: ObjectStore, *, cache: Path) -> None:
+    def __init__(
+        self, *, path: Path, warm_up_path: Path, size_bytes: int, digest: str, entries: Sequence[CacheEntry] = ()
+    ) -> None:
+        self.path = path
+        self.warm_up_path = warm_up_path
+        self.size_bytes = size_bytes
+        self.digest = digest
+        self._entries = entries
+
+    def close(self) -> None:
+        """Let the files go: from now on they may be evicted. Idempotent."""
+        for entry in self._entries:
+            entry.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class ModelRepository:
+    """The models of one store. Safe to call from any number of threads.
+
+    `cache` is a directory of this machine's disk, shared by its processes, where the files of a store are kept that is
+    not itself a directory; `cache_bytes` is what it may hold, 0: all of the disk but for a tenth. While such a store
+    is away, what it said last is used, so that all that is in the cache can be served.
+    """
+
+    def __init__(self, store: ObjectStore, *, cache: Path, cache_bytes: int = 0) -> None:
         self._store = store
-        self._cache = cache
+        self._directory = _directory_of(store)
+        self._listings = Listings(cache, store)
+        self._cache = NodeCache(cache, store, budget_bytes=cache_bytes)
 
     def list_models(self) -> list[str]:
         """The names of all models, sorted; directories whose names can name no model are left out.
@@ -62,24 +92,23 @@ class ModelRepository:
         Raises InferenceError(UNAVAILABLE) when the store cannot be read.
         """
         with _translated(f"cannot list the models of {self._store.url}", ErrorCode.UNAVAILABLE):
-            children = self._store.list_children("")
-        return sorted(name[:-1] for name in children if name.endswith("/") and _is_model_name(name[:-1]))
+            children = self._listings.children("") if self._directory is None else self._store.list_children("")
+        return sorted(name[:-1] for name in children if name.endswith("/") and is_model_name(name[:-1]))
 
-    def read(self, model: str, *, on_progress: OnProgress | None = None) -> RepositoryModel:
-        """The model's configuration and the versions to serve.
+    def read(
+        self, model: str, *, without: Collection[str] = (), on_progress: OnProgress | None = None
+    ) -> RepositoryModel:
+        """The model's configuration and the versions to serve, as if those of `without` were not there.
 
         Where the configuration leaves out inputs or outputs, or there is none, the highest version is fetched and its
         file asked. Raises InferenceError(MODEL_NOT_FOUND), or InferenceError(MODEL_LOAD_FAILED) with cause: its
         subclass ModelConfigError for a configuration to correct.
         """
-        children = self._children(model)
-        with _translated(f"cannot read the configuration of model {model!r}", ErrorCode.MODEL_LOAD_FAILED):
-            raw = self._store.get(f"{model}/{_CONFIG_FILENAME}") if _CONFIG_FILENAME in children else None
-        text = None if raw is None else _decoded(raw, model)
-        available = _versions_in(children)
-        with _translated(f"cannot list the files of model {model!r}", ErrorCode.MODEL_LOAD_FAILED):
-            files = self._store.list_children(f"{model}/{max(available)}/") if available else []
-        config = read_config(text or "", model=model, files=[name.removesuffix("/") for name in files])
+        files = self._files(model)
+        text = self._config_text(model, files)
+        available = {version for version in files.versions if str(version) not in without}
+        highest = files.below(f"{max(available)}/") if available else []
+        config = read_config(text or "", model=model, files=highest)
         versions = tuple(str(version) for version in config.version_policy.choose(available))
         if not versions:
             raise InferenceError(
@@ -90,40 +119,93 @@ class ModelRepository:
                 remedy=f"put the files in {model}/1/, and see that version_policy names a version that exists",
             )
         if not config.is_complete:
-            path = self.fetch(ModelRef(model, versions[-1]), on_progress=on_progress)
-            config = config.completed(describe_model(config.backend, path, filename=config.default_model_filename))
-        return RepositoryModel(config=config, versions=versions, config_text=text)
+            with self.fetch(ModelRef(model, versions[-1]), on_progress=on_progress) as fetched:
+                description = describe_model(config.backend, fetched.path, filename=config.default_model_filename)
+            config = config.completed(description)
+        fingerprints = {version: _digest([text, files.stamps(f"{version}/")]) for version in versions}
+        return RepositoryModel(config=config, versions=versions, config_text=text, fingerprints=fingerprints)
 
-    def fetch(self, ref: ModelRef, *, on_progress: OnProgress | None = None) -> Path:
-        """A local directory with all files of a version (the highest in the repository when `ref` names none).
+    def fingerprint(self, model: str) -> str:
+        """Names what the repository holds of a model now: another one means that configuration, versions or files
+        differ. One listing of the model, nothing read; an object that was written again as it was changes nothing.
 
-        A directory store's own directory, nothing copied. Otherwise one in the cache whose name follows from the
-        objects' addresses and etags: it is downloaded beside, and renamed once whole, so that nobody ever meets a part.
-        What `on_progress` raises ends the download. Raises InferenceError(MODEL_NOT_FOUND), or MODEL_LOAD_FAILED with
-        cause; then nothing is left behind.
+        Raises InferenceError(MODEL_NOT_FOUND), or MODEL_LOAD_FAILED with cause.
         """
-        available = _versions_in(self._children(ref.name))
-        version = ref.version or str(max(available, default=""))
-        if version not in map(str, available):
+        files = self._files(model, is_fresh=True)
+        return _digest([sorted(files.versions), files.stamps("")])
+
+    def fetch(self, ref: ModelRef, *, on_progress: OnProgress | None = None) -> FetchedVersion:
+        """All files of a version (the highest in the repository when `ref` names none) and of its model's warm-up.
+
+        A directory store's own directories, nothing copied. Otherwise from the node cache, where nobody ever meets a
+        part; only what is not there is downloaded. `on_progress` is told of the bytes in all before the first is
+        fetched; what it raises ends the call. Raises InferenceError: MODEL_NOT_FOUND, or MODEL_LOAD_FAILED with its
+        cause, a StoreError or OSError; then nothing is left behind.
+        """
+        files = self._files(ref.name)
+        version = ref.version or str(max(files.versions, default=""))
+        if version not in map(str, files.versions):
             raise InferenceError(
                 ErrorCode.MODEL_NOT_FOUND,
                 f"model {ref.name!r} has no version {version!r} in the repository",
                 field="version",
                 value=version,
-                remedy=f"there are {', '.join(map(str, sorted(available))) or 'none'}",
+                remedy=f"there are {', '.join(map(str, sorted(files.versions))) or 'none'}",
             )
-        if self._store.url.startswith("file://"):
-            return Path(unquote(self._store.url.removeprefix("file://"))) / ref.name / version
+        size_bytes = sum(info.size_bytes for info in files.objects_below(f"{version}/"))
+        if on_progress is not None:
+            on_progress(0, size_bytes)
         with _translated(f"cannot fetch model {ref.name!r} version {version}", ErrorCode.MODEL_LOAD_FAILED):
-            return self._fetched(f"{ref.name}/{version}/", on_progress or _ignore_progress)
+            if self._directory is not None:
+                return _in_place(self._directory, ref.name, version, files)
+            return self._fetched(ref.name, version, files, on_progress or _ignore_progress)
 
-    def _children(self, model: str) -> list[str]:
-        """The names right below the model. Raises InferenceError(MODEL_NOT_FOUND) when there are none."""
+    def _fetched(self, model: str, version: str, files: _ModelFiles, on_progress: OnProgress) -> FetchedVersion:
+        warm_up = files.objects_below(f"{WARM_UP_DIRECTORY}/")
+        entry = self._cache.fetch(
+            files.objects_below(f"{version}/"), prefix=f"{model}/{version}/", on_progress=on_progress
+        )
+        entries = [entry]
+        try:
+            if warm_up:
+                prefix = f"{model}/{WARM_UP_DIRECTORY}/"
+                entries.append(self._cache.fetch(warm_up, prefix=prefix, on_progress=_ignore_progress))
+        except BaseException:
+            entry.close()
+            raise
+        return FetchedVersion(
+            path=entry.path,
+            warm_up_path=entries[-1].path if warm_up else entry.path.parent / WARM_UP_DIRECTORY,
+            size_bytes=entry.size_bytes,
+            digest=entry.key,
+            entries=entries,
+        )
+
+    def _config_text(self, model: str, files: _ModelFiles) -> str | None:
+        config = [info for info in files.objects if info.key == f"{model}/{CONFIG_FILENAME}"]
+        if not config:
+            return None
+        with _translated(f"cannot read the configuration of model {model!r}", ErrorCode.MODEL_LOAD_FAILED):
+            if self._directory is not None:
+                return decoded(self._store.get(config[0].key), model)
+            entry = self._cache.fetch(config, prefix=f"{model}/", on_progress=_ignore_progress)
+            with closing(entry):
+                return decoded((entry.path / CONFIG_FILENAME).read_bytes(), model)
+
+    def _files(self, model: str, *, is_fresh: bool = False) -> _ModelFiles:
+        """What there is of a model; `is_fresh`: now, whatever was known. Raises InferenceError(MODEL_NOT_FOUND)."""
+        objects: list[ObjectInfo] = []
         children: list[str] = []
-        if _is_model_name(model):
+        if is_model_name(model):
             with _translated(f"cannot read model {model!r}", ErrorCode.MODEL_LOAD_FAILED):
-                children = self._store.list_children(f"{model}/")
-        if not children:
+                if self._directory is None:
+                    objects = list(self._store.list(f"{model}/")) if is_fresh else self._listings.objects(f"{model}/")
+                else:
+                    # Some backends need no file: a version may be an empty directory, which no list of objects shows.
+                    children = self._store.list_children(f"{model}/")
+                    objects = list(self._store.list(f"{model}/")) if children else []
+        files = _ModelFiles(f"{model}/", objects, children)
+        if not objects and not children:
             raise InferenceError(
                 ErrorCode.MODEL_NOT_FOUND,
                 f"there is no model {model!r} in {self._store.url}",
@@ -131,85 +213,57 @@ class ModelRepository:
                 value=model,
                 remedy=f"put it in {model}/1/ there, or ask for another",
             )
-        return children
-
-    def _fetched(self, prefix: str, on_progress: OnProgress) -> Path:
-        objects = list(self._store.list(prefix))
-        if not objects:
-            raise StoreError(f"there are no objects below {prefix!r}")
-        total_bytes = sum(info.size_bytes for info in objects)
-        target = self._cache / _digest(self._store.url, objects)
-        if not target.is_dir():
-            self._cache.mkdir(parents=True, exist_ok=True)
-            beside = self._cache / f"{_FETCHING_PREFIX}{secrets.token_hex(8)}"
-            try:
-                self._download(objects, prefix, beside, on_progress)
-                _publish(beside, target)
-            finally:
-                shutil.rmtree(beside, ignore_errors=True)  # gone already when it was published
-        on_progress(total_bytes, total_bytes)
-        return target
-
-    def _download(self, objects: list[ObjectInfo], prefix: str, beside: Path, on_progress: OnProgress) -> None:
-        total_bytes = sum(info.size_bytes for info in objects)
-        before_bytes = 0
-        for info in objects:
-            path = beside / info.key.removeprefix(prefix)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            got = self._store.download(info.key, path, on_progress=_Share(before_bytes, total_bytes, on_progress))
-            if got.etag != info.etag:
-                raise StoreError(f"object {info.key!r} was replaced while its version was fetched")
-            before_bytes += info.size_bytes
+        return files
 
 
-class _Share(msgspec.Struct, frozen=True):
-    """Tells of one object's bytes as a part of all."""
+class _ModelFiles:
+    """The objects below a model's prefix, sorted by key, and its empty directories."""
 
-    before_bytes: int
-    total_bytes: int
-    on_progress: OnProgress
+    def __init__(self, prefix: str, objects: list[ObjectInfo], children: list[str]) -> None:
+        self._prefix = prefix
+        self.objects = objects
+        names = {f"{first}/" for first, slash, _ in (self._name(info).partition("/") for info in objects) if slash}
+        names.update(children)
+        self.versions = versions_in(names)
 
-    def __call__(self, done_bytes: int) -> None:
-        self.on_progress(self.before_bytes + done_bytes, self.total_bytes)
+    def objects_below(self, directory: str) -> list[ObjectInfo]:
+        """The objects in a directory of the model ('1/')."""
+        return [info for info in self.objects if info.key.startswith(self._prefix + directory)]
 
+    def stamps(self, directory: str) -> list[tuple[str, int, str]]:
+        """What tells one state of a directory's objects from another; '' is the whole model."""
+        return [(info.key, info.size_bytes, info.etag) for info in self.objects_below(directory)]
 
-def _publish(beside: Path, target: Path) -> None:
-    try:
-        os.rename(beside, target)
-    except OSError:
-        if not target.is_dir():
-            raise
-        # Another thread or process was first, with the same objects.
+    def below(self, directory: str) -> list[str]:
+        """The names right in a directory of the model."""
+        paths = (self._name(info).removeprefix(directory) for info in self.objects_below(directory))
+        return sorted({path.partition("/")[0] for path in paths})
 
-
-def _digest(url: str, objects: list[ObjectInfo]) -> str:
-    """What the objects are: addresses, sizes and etags. Not etags alone, for not every server's are of the content."""
-    names = msgspec.json.encode([url, [(info.key, info.size_bytes, info.etag) for info in objects]])
-    return hashlib.sha256(names).hexdigest()
-
-
-def _versions_in(children: list[str]) -> set[int]:
-    return {int(name[:-1]) for name in children if name.endswith("/") and _VERSION.fullmatch(name[:-1])}
+    def _name(self, info: ObjectInfo) -> str:
+        return info.key.removeprefix(self._prefix)
 
 
-def _is_model_name(name: str) -> bool:
-    try:
-        check_model_name(name)
-    except InferenceError:
-        return False
-    return True
+def _digest(told: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()
 
 
-def _decoded(raw: bytes, model: str) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as cause:
-        raise ModelConfigError(
-            f"{_CONFIG_FILENAME} of model {model!r} is not UTF-8 text: {cause}",
-            field=_CONFIG_FILENAME,
-            value=f"byte {cause.start}",
-            remedy="save it as UTF-8",
-        ) from cause
+def _directory_of(store: ObjectStore) -> Path | None:
+    """The directory of a store that is one."""
+    path = unquote(store.url.removeprefix("file://"))
+    return Path(path) if store.url.startswith("file://") else None
+
+
+def _in_place(root: Path, model: str, version: str, files: _ModelFiles) -> FetchedVersion:
+    """A version in the directory that is the repository."""
+    path = root / model / version
+    objects = files.objects_below(f"{version}/")
+    told = [(info.key, info.size_bytes, (root / info.key).stat().st_mtime_ns) for info in objects]
+    return FetchedVersion(
+        path=path,
+        warm_up_path=root / model / WARM_UP_DIRECTORY,
+        size_bytes=sum(info.size_bytes for info in objects),
+        digest=hashlib.sha256(msgspec.json.encode(told)).hexdigest(),
+    )
 
 
 def _ignore_progress(done_bytes: int, total_bytes: int) -> None:

@@ -23,12 +23,16 @@ from schemas.topics import Topics
 from store import open_store
 from workers.delivery import Delivery
 from workers.engine import Engine
-from workers.intake import RangeIntake
 from workers.interpreter import tune_interpreter
+from workers.loader import Loader
+from workers.memory import device_memory
 from workers.model_cache import ModelCache
+from workers.model_config import QueuePolicy
 from workers.ordered_results import OrderedResults, Score, is_large
 from workers.publisher import TransactionalPublisher
-from workers.repository import ModelRepository
+from workers.range_intake import RangeIntake
+from workers.repository import ModelRepository, RepositoryModel
+from workers.served import ServedModel, ServedModels
 from workers.settings import ScoreSettings
 from workers.topics import TopicAdmin
 
@@ -73,10 +77,12 @@ class Scoring:
         settings = self._settings
         begun_s = time.monotonic()
         async with AsyncExitStack() as resources:
-            repository = ModelRepository(open_store(settings.repository), cache=settings.cache)
+            repository = ModelRepository(
+                open_store(settings.repository), cache=settings.cache, cache_bytes=settings.cache_bytes
+            )
             model = await asyncio.to_thread(repository.read, settings.model)
             version = model.metadata.resolve(settings.version)
-            metadata = msgspec.structs.replace(model.metadata, versions=(version,))
+            served = _scored(model, version)
             # First the publisher: it fences a former run and waits for its last transaction to end. Progress that was
             # read before could miss that transaction, and its rows would be written twice.
             publisher = TransactionalPublisher(bootstrap=settings.kafka_bootstrap, transactional_id=self._group)
@@ -86,11 +92,12 @@ class Scoring:
             resources.push_async_callback(intake.close)
             self._on_open(await intake.open())
             results = intake.results = await self._results(len(intake.partitions))
-            models = ModelCache(repository, {settings.model: model.config})
+            memory = device_memory(ram_bytes=settings.model_memory_bytes, gpu_ratio=settings.gpu_memory_ratio)
+            models = ModelCache(Loader(repository, memory), budgets=memory.budgets)
             resources.push_async_callback(models.close)
             async with asyncio.TaskGroup() as work:
                 engine = Engine(
-                    metadata_by_topic={settings.from_topic: metadata},
+                    served=ServedModels({settings.from_topic: served}),
                     models=models,
                     intake=intake,
                     recorder=results,
@@ -165,6 +172,14 @@ class Scoring:
         await publisher.commit(publications, offsets, group=self._group)
         results.score.checkpoints += 1
         self._on_rows(len(taken))
+
+
+def _scored(model: RepositoryModel, version: str) -> ServedModel:
+    """One version, without what is for callers who wait: no record is too old here, and none is urgent."""
+    config = msgspec.structs.replace(
+        model.config, priority_levels=0, default_queue_policy=QueuePolicy(), queue_policies={}
+    )
+    return ServedModel(config, msgspec.structs.replace(model.metadata, versions=(version,)))
 
 
 def score(settings: ScoreSettings) -> int:

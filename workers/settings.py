@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import gettempdir
 
-from pydantic import AliasChoices, Field, NonNegativeInt, PositiveFloat, PositiveInt
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic_settings import BaseSettings, CliPositionalArg, CliToggleFlag, SettingsConfigDict
 
 
-class WorkerSettings(BaseSettings):
-    """Where Kafka, the models and the object store are."""
+class KafkaSettings(BaseSettings):
+    """Where Kafka is."""
 
     model_config = SettingsConfigDict(
         env_prefix="TIDEGATE_", cli_kebab_case=True, cli_implicit_flags=True, use_attribute_docstrings=True
@@ -21,6 +21,11 @@ class WorkerSettings(BaseSettings):
 
     kafka_bootstrap: str = Field("localhost:9092", description="Kafka brokers, host:port[,host:port...]")
     prefix: str = Field("tidegate", description="prefix of every topic and group of this installation")
+
+
+class WorkerSettings(KafkaSettings):
+    """Where Kafka, the models and the object store are."""
+
     repository: str = Field(
         "models", description="model repository in Triton's layout: a directory or s3://bucket/prefix"
     )
@@ -30,8 +35,17 @@ class WorkerSettings(BaseSettings):
     cache: Path = Field(
         Path(gettempdir()) / "tidegate-models", description="directory for models fetched from S3, shared by workers"
     )
+    cache_bytes: NonNegativeInt = Field(
+        0, description="bytes that this directory may hold; 0: all of its disk but for a tenth"
+    )
     pool: str = Field("default", description="the pool: one consumer group, one Deployment, one ScaledObject")
     models: list[str] = Field([], description="models to serve, as a JSON list; empty: all of the repository")
+    model_memory_bytes: NonNegativeInt = Field(
+        0, description="RAM that loaded models may hold; 0: 70 % of what the process may use"
+    )
+    gpu_memory_ratio: PositiveFloat = Field(
+        0.9, le=1, description="part of each GPU's free memory that models may hold"
+    )
     partitions: PositiveInt = Field(
         8, description="partitions of topics created here: the most workers that a pool can use"
     )
@@ -41,6 +55,13 @@ class WorkerSettings(BaseSettings):
 class ServeSettings(WorkerSettings):
     """Settings of `serve`."""
 
+    preload: list[str] = Field(
+        [],
+        description='models to load before the worker is ready, as a JSON list; ["*"]: all; else on the first record',
+    )
+    repository_poll_s: NonNegativeFloat = Field(
+        10.0, description="seconds between looks at the repository for new models and versions; 0: never"
+    )
     health_host: str = Field("127.0.0.1", description="address of /health/live, /health/ready and /metrics")
     health_port: NonNegativeInt = Field(8081, description="port of the same; 0: any free one, told in the log")
     drain_s: PositiveFloat = Field(
@@ -55,6 +76,20 @@ class ServeSettings(WorkerSettings):
     )
     claim_above_bytes: PositiveInt = Field(
         512 * 1024, description="answers larger than this go to the object store, the record only refers to them"
+    )
+    max_stuck_threads: PositiveInt = Field(
+        3, description="threads that hang in a model and were replaced, from which on the worker is not live any more"
+    )
+
+
+class CheckSettings(BaseModel):
+    """Settings of `check`; no environment variables, for a command that is typed."""
+
+    repository: CliPositionalArg[str] = Field(
+        description="model repository in Triton's layout: a directory or s3://bucket/prefix"
+    )
+    as_json: CliToggleFlag[bool] = Field(
+        default=False, validation_alias=AliasChoices("json"), description="print one JSON object instead of text"
     )
 
 
@@ -75,4 +110,24 @@ class ScoreSettings(WorkerSettings):
         "", description="consumer group that keeps the progress; empty: one for this model and pair of topics"
     )
     checkpoint_s: PositiveFloat = Field(1.0, description="seconds between transactions of results and source offsets")
+    progress: bool = Field(True, description="show a progress bar (only on a terminal)")
+
+
+class ReplaySettings(KafkaSettings):
+    """Settings of `replay`: which dead letters are meant, and what is done with them."""
+
+    model: list[str] = Field([], description="models whose dead letters are meant, --model a --model b; none: all")
+    code: list[str] = Field([], description="error codes, such as model_failed or undecodable_record; none: all")
+    stage: list[str] = Field([], description="where it failed: decode, queue, load or infer; none: anywhere")
+    cause: str = Field("", description="text that the error's message or its cause holds, in any case")
+    since: str = Field(
+        "", description="failed since: so long ago (90s, 2h, 7d) or a time such as 2026-11-30T09:00 (UTC)"
+    )
+    until: str = Field("", description="failed before, likewise")
+    limit: NonNegativeInt = Field(0, description="at most so many, those that failed first; 0: all")
+    dry_run: bool = Field(False, description="only show what would be sent, grouped by model and cause")
+    again: bool = Field(False, description="send also what a former replay has sent")
+    any_version: bool = Field(
+        False, description="leave out the version that a request asked for: the highest serves it"
+    )
     progress: bool = Field(True, description="show a progress bar (only on a terminal)")

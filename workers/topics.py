@@ -36,11 +36,15 @@ _DAY_MS = 24 * 3600 * 1000
 
 
 class RequestTopic(msgspec.Struct, frozen=True):
-    """A model's request topic as it exists. `epoch` changes when the topic is deleted and created again."""
+    """A model's request topic as it exists. `epoch` changes when the topic is deleted and created again.
+
+    `result_partitions`: of the model's results topic.
+    """
 
     name: str
     epoch: int
     partitions: int
+    result_partitions: int = 0
 
 
 class TopicAdmin:
@@ -85,6 +89,31 @@ class TopicAdmin:
         except KafkaError as cause:
             raise InferenceError(ErrorCode.UNAVAILABLE, f"cannot create topic {topic!r}: {cause!r}") from cause
 
+    def dead_letter_models(self) -> dict[str, int]:
+        """The models that have a topic of dead letters, with how many partitions their request topic has (0: gone).
+
+        Raises InferenceError(UNAVAILABLE).
+        """
+        try:
+            admin = KafkaAdminClient(
+                bootstrap_servers=self._bootstrap,
+                bootstrap_timeout_ms=_ANSWER_TIMEOUT_MS,
+                request_timeout_ms=_ANSWER_TIMEOUT_MS,
+            )
+            try:
+                existing = set(admin.list_topics())
+                models = [model for topic in sorted(existing) if (model := self._topics.model_of_dead(topic))]
+                asked = [topic for model in models if (topic := self._topics.infer(model)) in existing]
+                described = admin.describe_topics(asked) if asked else []
+                counts = {topic["name"]: len(topic["partitions"]) for topic in described}
+                return {model: counts.get(self._topics.infer(model), 0) for model in models}
+            finally:
+                admin.close()
+        except KafkaError as cause:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE, f"cannot list topics at {self._bootstrap}: {cause!r}"
+            ) from cause
+
     def _provision(self, models: list[str], pool: str) -> dict[str, RequestTopic]:
         admin = KafkaAdminClient(
             bootstrap_servers=self._bootstrap,
@@ -93,14 +122,16 @@ class TopicAdmin:
         )
         try:
             self._create_missing(admin, models)
-            described = {
-                topic["name"]: topic for topic in admin.describe_topics([self._topics.infer(model) for model in models])
-            }
+            names = [name(model) for model in models for name in (self._topics.infer, self._topics.results)]
+            described = {topic["name"]: topic for topic in admin.describe_topics(names)}
             found = {}
             for model in models:
                 topic = described[self._topics.infer(model)]
                 found[model] = RequestTopic(
-                    topic["name"], zlib.crc32(str(topic["topic_id"]).encode()), len(topic["partitions"])
+                    topic["name"],
+                    zlib.crc32(str(topic["topic_id"]).encode()),
+                    len(topic["partitions"]),
+                    len(described[self._topics.results(model)]["partitions"]),
                 )
             self._commit_initial(admin, found.values(), self._topics.group(pool))
         finally:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from schemas.errors import InferenceError
 from schemas.record import Envelope
 from schemas.request import InferenceRequest
@@ -20,7 +22,8 @@ from workers.delivery import Delivery
 class Work:
     """A request with where it came from.
 
-    `size_bytes` is what its value holds in memory. `started_ms` is the wall clock when it ran, 0 before.
+    `size_bytes` is what its value holds in memory. `started_ms` is the wall clock when it ran, 0 before. `failed_runs`
+    counts runs here that failed and were followed by another; `envelope.attempt` goes with it.
     """
 
     delivery: Delivery
@@ -28,6 +31,12 @@ class Work:
     request: InferenceRequest
     size_bytes: int = 0
     started_ms: int = 0
+    failed_runs: int = 0
+
+    def count_failed_run(self) -> None:
+        """A run has failed, which is no verdict: there will be another one."""
+        self.failed_runs += 1
+        self.envelope = replace(self.envelope, attempt=self.envelope.attempt + 1)
 
     @property
     def wanted(self) -> frozenset[str] | None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import structlog
@@ -20,14 +21,20 @@ import structlog
 from schemas.errors import ErrorCode, InferenceError
 from store import open_store
 from workers.engine import Engine
+from workers.group_intake import GroupIntake
 from workers.health import HealthServer
-from workers.intake import GroupIntake
+from workers.instance import stuck_threads
 from workers.lane import now_us
+from workers.load_news import LoadNews
+from workers.loader import Loader
+from workers.memory import device_memory
 from workers.metrics import WORKER_STATE
 from workers.model_cache import ModelCache
 from workers.pool import Pool
 from workers.publisher import Publisher
 from workers.recorder import OutcomeRecorder
+from workers.repository_watch import RepositoryWatch, served_model
+from workers.served import ServedModels
 from workers.settings import ServeSettings
 
 log = structlog.get_logger()
@@ -65,6 +72,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._ticked_s = time.monotonic()
         self._intake: GroupIntake | None = None
+        self._joined = asyncio.Event()
         self._close_by_s: float | None = None  # by the loop's clock, from the first thing that is closed
         self.health_port = 0
         self.interrupted = False  # something was not waited for to its end: threads may still run
@@ -117,9 +125,12 @@ class Worker:
         resources.push_async_callback(self._close, "publisher", publisher.close)
         await self._until_done(publisher.open)
         appended_ms = await pool.announce(publisher)
-        models = ModelCache(pool.repository, {name: model.config for name, model in pool.models.items()})
+        news = LoadNews(publisher, control_topic=pool.topics.control)
+        resources.callback(news.close)
+        memory = device_memory(ram_bytes=settings.model_memory_bytes, gpu_ratio=settings.gpu_memory_ratio)
+        models = ModelCache(Loader(pool.repository, memory), budgets=memory.budgets, on_state=news.note)
         resources.push_async_callback(self._close, "models", models.close)
-        intake = self._intake = GroupIntake(
+        intake = GroupIntake(
             bootstrap=settings.kafka_bootstrap,
             group=pool.topics.group(pool.name),
             topics=[topic.name for topic in pool.request_topics.values()],
@@ -128,8 +139,11 @@ class Worker:
         resources.push_async_callback(self._close, "group", intake.close)
         recorder = self._recorder(pool, intake, publisher, work)
         resources.callback(recorder.close)
+        for name, topic in pool.request_topics.items():
+            recorder.add_topic(name, topic)
+        served = ServedModels({pool.request_topics[name].name: served_model(pool.models[name]) for name in pool.models})
         engine = Engine(
-            metadata_by_topic={pool.request_topics[name].name: model.metadata for name, model in pool.models.items()},
+            served=served,
             models=models,
             intake=intake,
             recorder=recorder,
@@ -138,15 +152,65 @@ class Worker:
             max_queued_bytes=settings.max_queued_bytes,
         )
         resources.callback(engine.close)
+        watch = RepositoryWatch(
+            pool,
+            served=served,
+            models=models,
+            on_new=partial(self._serve_new, pool, publisher, recorder, intake),
+            on_changed=partial(self._serve_changed, pool, publisher, engine),
+            every_s=settings.repository_poll_s,
+        )
+        engine.fall_back = watch.fall_back
+        await self._preload(pool, served, models)
         if pool.models:
-            await self._until_done(lambda: intake.open(engine))
-            fetching = work.create_task(engine.run(), name="fetch")
-            committing = work.create_task(self._commit_on_timer(intake), name="commit")
+            await self._join(intake)
+        fetching = work.create_task(self._fetch(engine), name="fetch")
+        others = [work.create_task(self._commit_on_timer(intake), name="commit")]
+        if settings.repository_poll_s:
+            others.append(work.create_task(watch.run(), name="watch repository"))
         self._enter(State.SERVING)
         await self._stopping.wait()
-        if pool.models:
-            await self._drain(engine, intake, fetching, committing)
+        await self._drain(engine, intake, fetching, others)
         raise _Stopped
+
+    async def _preload(self, pool: Pool, served: ServedModels, models: ModelCache) -> None:
+        """Load what is to be there before the worker is ready. One that fails is left to its first record."""
+        wanted = self._settings.preload
+        names = list(pool.models) if "*" in wanted else [name for name in wanted if name in pool.models]
+        for name in set(wanted) - set(names) - {"*"}:
+            log.error("preload_unknown_model", model=name)
+        for name in names:
+            model = served.of_topic(pool.request_topics[name].name)
+            try:
+                resident = await models.acquire(model.key(model.metadata.versions[-1]), model.config)
+            except InferenceError as error:
+                log.error("preload_failed", model=name, error=error.message)
+            else:
+                resident.unpin()
+
+    async def _join(self, intake: GroupIntake) -> None:
+        await self._until_done(intake.open)
+        self._intake = intake
+        self._joined.set()
+
+    async def _fetch(self, engine: Engine) -> None:
+        await self._joined.wait()  # a pool without models waits for the first one
+        await engine.run()
+
+    async def _serve_new(
+        self, pool: Pool, publisher: Publisher, recorder: OutcomeRecorder, intake: GroupIntake, name: str
+    ) -> None:
+        """A model has come into the repository, and its topics are there."""
+        recorder.add_topic(name, pool.request_topics[name])
+        await intake.subscribe([each.name for each in pool.request_topics.values()])
+        if self._intake is None:
+            await self._join(intake)
+        await pool.announce_one(publisher, name)
+
+    async def _serve_changed(self, pool: Pool, publisher: Publisher, engine: Engine, name: str) -> None:
+        """A model is served in a new state."""
+        engine.retire(name)
+        await pool.announce_one(publisher, name)
 
     def _recorder(
         self, pool: Pool, intake: GroupIntake, publisher: Publisher, work: asyncio.TaskGroup
@@ -157,13 +221,12 @@ class Worker:
             store=open_store(self._settings.store),
             topics=pool.topics,
             pool=pool.name,
-            epochs={topic.name: topic.epoch for topic in pool.request_topics.values()},
             tasks=work,
             claim_above_bytes=self._settings.claim_above_bytes,
         )
 
     async def _drain(
-        self, engine: Engine, intake: GroupIntake, fetching: asyncio.Task[None], committing: asyncio.Task[None]
+        self, engine: Engine, intake: GroupIntake, fetching: asyncio.Task[None], others: list[asyncio.Task[None]]
     ) -> None:
         """Under one deadline: each step is logged, none is skipped by the failure of the one before.
 
@@ -188,7 +251,8 @@ class Worker:
             draining.cancel()
             self.interrupted = True
             log.warning("drain", step="3. interrupted, the rest is left to the next owner")
-        committing.cancel()
+        for task in others:
+            task.cancel()
         await self._close("offsets", intake.commit)
         log.info("drain", step="4. committed")
 
@@ -243,10 +307,10 @@ class Worker:
         intake = self._intake
         if intake is not None and not intake.assigned.is_set() and now_s - intake.unassigned_since_s > _JOIN_S:
             return False
-        return now_s - self._ticked_s < _LIVE_S
+        return now_s - self._ticked_s < _LIVE_S and stuck_threads() < self._settings.max_stuck_threads
 
     def _is_ready(self) -> bool:
-        joined = self._intake is None or self._intake.assigned.is_set()
+        joined = self._intake is None or self._intake.is_owner  # a pool without models waits for one, and is ready
         return self._state is State.SERVING and joined
 
     async def _commit_on_timer(self, intake: GroupIntake) -> None:

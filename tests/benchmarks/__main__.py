@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
 from local.errors import LocalStackError
-from local.kafka import LocalKafka
 from tests.benchmarks import batching, device, floor, idle, scoring, sync
-from tests.benchmarks.bench import FULL_RUN_S, Bench
+from tests.benchmarks.bench import FULL_RUN_S, open_bench
+from tests.benchmarks.figures import MAIN
 from tests.benchmarks.load import ensure_wrk
 from tests.benchmarks.report import markdown, print_tables, write_json, write_markdown
 
@@ -37,7 +33,7 @@ def main() -> int:
     console = Console(stderr=True)
     try:
         ensure_wrk()
-        with _bench(options.run_s, console) as bench:
+        with open_bench(options.run_s, console) as bench:
             if options.hold:
                 sync.hold(bench, options.hold)
                 return 0
@@ -49,12 +45,12 @@ def main() -> int:
                     console.print(f"[bold]{name}[/]")
                     measure(bench)
         figures = bench.medians()
-        write_json(_RESULTS, figures)
-        print_tables(console, figures, bench.runs)
-        text = markdown(figures, bench.runs, " ".join(["python -m tests.benchmarks", *sys.argv[1:]]))
+        write_json(_RESULTS, figures, MAIN)
+        print_tables(console, figures, bench.runs, MAIN)
+        text = markdown(figures, bench.runs, " ".join([MAIN.command, *sys.argv[1:]]), MAIN)
         print(text)
         if options.write:
-            write_markdown(_ROOT / "BENCHMARKS.md", text)
+            write_markdown(_ROOT / "BENCHMARKS.md", text, MAIN)
     except LocalStackError as error:
         console.print(f"tidegate: {error}", style="red", markup=False, highlight=False)
         return 1
@@ -85,18 +81,6 @@ def _parse() -> argparse.Namespace:
     if options.write and len(options.only) < len(_BENCHMARKS):
         parser.error("--write wants all benchmarks of one run: leave --only out")
     return options
-
-
-@contextlib.contextmanager
-def _bench(run_s: int, console: Console) -> Iterator[Bench]:
-    with contextlib.ExitStack() as opened:
-        directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
-        broker_pid = None
-        bootstrap = os.environ.get("TIDEGATE_KAFKA_BOOTSTRAP", "")
-        if not bootstrap:
-            broker = opened.enter_context(LocalKafka())
-            bootstrap, broker_pid = broker.bootstrap, broker.pid
-        yield Bench(bootstrap=bootstrap, broker_pid=broker_pid, directory=directory, run_s=run_s, console=console)
 
 
 if __name__ == "__main__":

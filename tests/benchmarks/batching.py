@@ -27,7 +27,7 @@ def _batcher_rows_s(rows: int) -> float:
         now_us += 1000
         for row in range(first, first + _FETCH_ROWS):
             batcher.add(Entry(row, 1, _SIGNATURE, now_us))
-        batcher.take_expired(now_us)
+        batcher.take_refused(now_us)
         while (batch := batcher.cut(now_us)) is not None:
             left += len(batch)
         batcher.next_due()

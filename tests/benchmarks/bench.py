@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
+from local.kafka import LocalKafka
 from tests.benchmarks.stack import Stack
 
 ROUNDS = 3
 FULL_RUN_S = 5
+FULL_CHAOS_S = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """One broker, a directory that is removed at the end, and how long a run is.
 
-    `broker_pid` None: the broker is not ours. `run_s`: whole seconds of load in one run.
+    `broker_pid` None: the broker is not ours. `run_s`: whole seconds of load in one run. `chaos_s`: of the run in which
+    workers are killed; `seed`: of what is drawn by chance, None: another one each time.
     """
 
     bootstrap: str
@@ -28,6 +34,8 @@ class Bench:
     directory: Path
     run_s: int
     console: Console
+    chaos_s: int = FULL_CHAOS_S
+    seed: int | None = None
     runs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def stack(self, prefix: str, models: Mapping[str, str]) -> Stack:
@@ -57,8 +65,33 @@ class Bench:
         return {name: statistics.median(values) for name, values in self.runs.items()}
 
 
+@contextlib.contextmanager
+def open_bench(
+    run_s: int, console: Console, *, chaos_s: int = FULL_CHAOS_S, seed: int | None = None
+) -> Iterator[Bench]:
+    """A bench with a broker of its own, or that of TIDEGATE_KAFKA_BOOTSTRAP."""
+    with contextlib.ExitStack() as opened:
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
+        broker_pid = None
+        bootstrap = os.environ.get("TIDEGATE_KAFKA_BOOTSTRAP", "")
+        if not bootstrap:
+            broker = opened.enter_context(LocalKafka())
+            bootstrap, broker_pid = broker.bootstrap, broker.pid
+        yield Bench(
+            bootstrap=bootstrap,
+            broker_pid=broker_pid,
+            directory=directory,
+            run_s=run_s,
+            console=console,
+            chaos_s=chaos_s,
+            seed=seed,
+        )
+
+
 def shown(value: float) -> str:
     """A figure as people read it: three digits or more, no more decimals than that needs."""
+    if value == 0:
+        return "0"
     for bound, digits in ((1, 3), (10, 2), (100, 1)):
         if abs(value) < bound:
             return f"{value:.{digits}f}"

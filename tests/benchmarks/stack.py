@@ -158,9 +158,9 @@ class Stack:
         return repository
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[Program]:
-        """A worker that is starting; `await_answer("/health/ready")` comes next."""
-        with self.command("worker", ["-m", "workers", "serve"]) as worker:
+    def worker(self, **settings: str) -> Iterator[Program]:
+        """A worker that is starting; `await_answer("/health/ready")` comes next. Settings by their names."""
+        with self.command("worker", ["-m", "workers", "serve"], **settings) as worker:
             worker.port = worker.read("health_port")
             yield worker
 
@@ -186,7 +186,7 @@ class Stack:
             worker.await_answer("/health/ready")
 
     @contextlib.contextmanager
-    def command(self, name: str, arguments: Sequence[str]) -> Iterator[Program]:
+    def command(self, name: str, arguments: Sequence[str], **settings: str) -> Iterator[Program]:
         """`python <arguments>` with the settings of this installation."""
         environment = {
             "TIDEGATE_KAFKA_BOOTSTRAP": self.bootstrap,
@@ -197,6 +197,7 @@ class Stack:
             "TIDEGATE_JOB_KEY": self._job_key,
             "TIDEGATE_PORT": "0",
             "TIDEGATE_HEALTH_PORT": "0",
+            **{f"TIDEGATE_{name.upper()}": value for name, value in settings.items()},
         }
         with program(name, arguments, log=self._directory / f"{name}.log", environment=environment) as running:
             yield running

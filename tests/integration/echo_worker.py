@@ -17,7 +17,14 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.structs import OffsetAndMetadata
 
-from schemas.control import ModelAnnouncement, announcement_key, encode_announcement
+from schemas.control import (
+    LoadProgress,
+    ModelAnnouncement,
+    announcement_key,
+    encode_announcement,
+    encode_load_progress,
+    loading_key,
+)
 from schemas.errors import InferenceError
 from schemas.model import ModelMetadata, TensorSpec
 from schemas.outcome import JobState, Outcome, outcome_headers, state_of
@@ -94,6 +101,12 @@ class EchoWorker:
         await self.producer.send_and_wait(
             self.topics.control, encode_announcement(self.announcement), key=announcement_key(self.model)
         )
+
+    async def tell_loading(self, fetched_ratio: float | None) -> None:
+        """Tell the gateways how far the model is being loaded; None: it is not, any more."""
+        now_ms = time.time_ns() // 1_000_000
+        value = None if fetched_ratio is None else encode_load_progress(LoadProgress("2", fetched_ratio, now_ms))
+        await self.producer.send_and_wait(self.topics.control, value, key=loading_key(self.model))
 
     async def delete_topic(self) -> None:
         """Delete the request topic."""

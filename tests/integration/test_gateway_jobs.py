@@ -55,6 +55,18 @@ async def test_an_asynchronous_job_from_queued_to_its_result(
     assert decode_response(raw.content, int(raw.headers[HEADER_LENGTH])).outputs[0].to_list() == ROW
 
 
+async def test_a_queued_job_tells_how_far_its_model_is_loaded(http: httpx.AsyncClient, worker: EchoWorker) -> None:
+    accepted = await http.post(path(worker), json=BODY, headers={"prefer": "respond-async"})
+    job = accepted.headers["location"]
+    await worker.tell_loading(0.4)
+    while (document := (await http.get(job)).json()).get("reason") is None:
+        assert document["state"] == "queued"  # until the gateway has read the record
+    assert document["reason"] == "model loading, 40% fetched"
+    await worker.tell_loading(None)
+    while (await http.get(job)).json().get("reason") is not None:
+        pass
+
+
 async def test_a_queued_job_tells_how_many_are_before_it(http: httpx.AsyncClient, worker: EchoWorker) -> None:
     jobs: list[dict[int, str]] = [{}, {}]
     while min(map(len, jobs)) < 4:

@@ -1,6 +1,6 @@
 """The model repository, over a directory and over S3: what holds for both is written once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelRef
-from store import ObjectStore, open_store
+from store import ObjectInfo, ObjectStore, StoreUnavailable, open_store
 from tests import models
 from workers.backend import open_backend
 from workers.model_config import DEFAULT_MAX_BATCH_SIZE, ModelConfigError
@@ -68,6 +68,11 @@ def repository(request: pytest.FixtureRequest) -> Repository:
     return repository
 
 
+def entries(cache: Path) -> list[str]:
+    """What is kept of versions, and what is left of fetching them."""
+    return [path.name for path in cache.iterdir() if path.name not in {".lock", "listings"}]
+
+
 def failure(call: Callable[[], object]) -> InferenceError:
     with pytest.raises(InferenceError) as caught:
         call()
@@ -89,7 +94,7 @@ def test_an_explicit_configuration_is_read_without_fetching(repository: Reposito
     model = repository.models.read("m")
     assert (model.versions, model.config_text, model.config.max_batch_size) == (("1",), EXPLICIT, 8)
     assert model.metadata.platform == "onnxruntime_onnx"
-    assert not repository.cache.exists()
+    assert not [path for path in repository.cache.rglob("*.onnx")]
 
 
 def test_an_absent_configuration_is_completed_from_the_highest_version(repository: Repository) -> None:
@@ -135,9 +140,9 @@ def test_a_version_that_is_not_there_is_not_found(repository: Repository, versio
 
 def test_a_fetched_model_runs(repository: Repository) -> None:
     repository.add("m", 1, 3, config=EXPLICIT)
-    path = repository.models.fetch(ModelRef("m"))
     backend = open_backend("onnxruntime")
-    backend.load(path, repository.models.read("m").config)
+    with repository.models.fetch(ModelRef("m")) as fetched:
+        backend.load(fetched.path, repository.models.read("m").config)
     x = np.ones((2, 4), np.float32)
     np.testing.assert_array_equal(backend.infer({"INPUT0": x}, ())["OUTPUT0"], x)
 
@@ -154,8 +159,8 @@ def test_a_configuration_that_is_no_text_or_faulty_is_told(repository: Repositor
 
 def test_a_directory_is_used_as_it_is(directory: Repository) -> None:
     directory.add("m", 1, 2)
-    assert directory.models.fetch(ModelRef("m")) == directory.source / "m" / "2"
-    assert directory.models.fetch(ModelRef("m", "1")) == directory.source / "m" / "1"
+    assert directory.models.fetch(ModelRef("m")).path == directory.source / "m" / "2"
+    assert directory.models.fetch(ModelRef("m", "1")).path == directory.source / "m" / "1"
     assert not directory.cache.exists()
 
 
@@ -178,7 +183,8 @@ def test_s3_files_are_downloaded_once_whole_and_with_progress(s3: Repository) ->
     (s3.source / "m" / "2" / "weights" / "a.bin").write_bytes(b"w" * 100_000)
     s3.add("m-hf", 2)
     told: list[tuple[int, int]] = []
-    path = s3.models.fetch(ModelRef("m", "2"), on_progress=lambda done, total: told.append((done, total)))
+    fetched = s3.models.fetch(ModelRef("m", "2"), on_progress=lambda done, total: told.append((done, total)))
+    path = fetched.path
     files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
     assert files == {
         "model.onnx": (s3.source / "m" / "2" / "model.onnx").read_bytes(),
@@ -190,19 +196,21 @@ def test_s3_files_are_downloaded_once_whole_and_with_progress(s3: Repository) ->
     assert len(told) >= 3
 
     again: list[tuple[int, int]] = []
-    assert s3.models.fetch(ModelRef("m", "2"), on_progress=lambda *done: again.append(done)) == path
-    assert again == [(total, total)]
-    assert [entry.name for entry in s3.cache.iterdir()] == [path.name]
+    assert s3.models.fetch(ModelRef("m", "2"), on_progress=lambda *done: again.append(done)).path == path
+    assert again == [(0, total), (total, total)]
+    assert fetched.size_bytes == total
+    assert entries(s3.cache) == [fetched.digest]
 
 
 def test_changed_s3_objects_are_another_directory_and_the_old_one_stays(s3: Repository) -> None:
     s3.add("m", 1)
-    before = s3.models.fetch(ModelRef("m"))
-    s3.store.put("m/1/model.onnx", b"new")
-    after = s3.models.fetch(ModelRef("m"))
+    before = s3.models.fetch(ModelRef("m")).path
+    new = bytes((before / "model.onnx").stat().st_size)  # as long as the old one
+    s3.store.put("m/1/model.onnx", new)
+    after = s3.models.fetch(ModelRef("m")).path
     assert after != before
-    assert (after / "model.onnx").read_bytes() == b"new"
-    assert (before / "model.onnx").read_bytes() != b"new"
+    assert (after / "model.onnx").read_bytes() == new
+    assert (before / "model.onnx").read_bytes() != new
 
 
 def test_an_interrupted_download_leaves_nothing_and_the_next_one_is_whole(s3: Repository) -> None:
@@ -219,34 +227,34 @@ def test_an_interrupted_download_leaves_nothing_and_the_next_one_is_whole(s3: Re
 
     with pytest.raises(Interrupted):
         s3.models.fetch(ModelRef("m"), on_progress=interrupt)
-    assert list(s3.cache.iterdir()) == []
-    assert (s3.models.fetch(ModelRef("m")) / "z.bin").read_bytes() == b"z" * 10
+    assert entries(s3.cache) == []
+    assert (s3.models.fetch(ModelRef("m")).path / "z.bin").read_bytes() == b"z" * 10
 
 
-def test_an_object_replaced_while_its_version_is_fetched_is_not_mixed_in(s3: Repository) -> None:
+def test_an_object_replaced_after_its_version_was_listed_is_not_mixed_in(
+    s3: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s3.add("m", 1)
     (s3.source / "m" / "1" / "z.bin").write_bytes(b"old")
     s3.add("m")
-    is_replaced = False
+    listing = s3.store.list
 
-    def replace(done: int, total: int) -> None:
-        nonlocal is_replaced
-        if not is_replaced:
-            s3.store.put("m/1/z.bin", b"new")
-            is_replaced = True
+    def list_then_replace(prefix: str) -> Iterator[ObjectInfo]:
+        yield from listing(prefix)
+        s3.store.put("m/1/z.bin", b"new")
 
-    error = failure(lambda: s3.models.fetch(ModelRef("m"), on_progress=replace))
+    monkeypatch.setattr(s3.store, "list", list_then_replace)
+    error = failure(lambda: s3.models.fetch(ModelRef("m")))
     assert error.code is ErrorCode.MODEL_LOAD_FAILED
-    assert error.__cause__ is not None
-    assert list(s3.cache.iterdir()) == []
+    assert isinstance(error.__cause__, StoreUnavailable)
+    assert entries(s3.cache) == []
 
 
 def test_fetchers_at_the_same_time_end_with_one_whole_directory(s3: Repository) -> None:
     s3.add("m", 1)
     with ThreadPoolExecutor(8) as threads:
-        paths = set(threads.map(lambda _: s3.models.fetch(ModelRef("m")), range(8)))
-    assert len(paths) == 1
-    assert [entry.name for entry in s3.cache.iterdir()] == [paths.pop().name]
+        digests = {version.digest for version in threads.map(lambda _: s3.models.fetch(ModelRef("m")), range(8))}
+    assert entries(s3.cache) == [*digests]
 
 
 def test_a_bucket_that_is_not_there_fails_to_load_with_its_cause(s3_server: str, tmp_path: Path) -> None:

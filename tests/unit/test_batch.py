@@ -20,8 +20,9 @@ from schemas.tensor import Tensor, pack_bytes_elements
 from workers.acks import AckTracker
 from workers.arrival import BrokerClock
 from workers.batch import Outputs, assemble, signature_of
+from workers.batch_run import Batch, Finished
 from workers.delivery import Delivery, Partition
-from workers.instance import Batch, Finished, Instance
+from workers.instance import Instance
 from workers.model_config import ModelConfig
 from workers.placement import Placement
 from workers.work import Work

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.arrival import BrokerClock
-from workers.batcher import Batcher, BatchPolicy, Entry
+from workers.batcher import Batcher, BatchPolicy, Entry, Refusal
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def simulate(
         now_us = max(now_us, min(moments))
         while todo and todo[0].arrived_us <= now_us:
             batcher.add(todo.pop(0))
-        expired += [(now_us, entry) for entry in batcher.take_expired(now_us)]
+        expired += [(now_us, entry) for entry, _ in batcher.take_refused(now_us)]
         while free_us <= now_us and (batch := batcher.cut(now_us)) is not None:
             batches.append((now_us, batch))
             free_us = now_us + busy_us
@@ -192,7 +192,7 @@ def test_a_removed_request_neither_runs_nor_expires() -> None:
     batcher.add(second)
     assert batcher.remove(first)
     assert not batcher.remove(first)
-    assert batcher.take_expired(10) == []
+    assert batcher.take_refused(10) == []
     assert batcher.cut(10) == [second]
 
 
@@ -202,8 +202,8 @@ def test_a_deadline_wakes_the_batcher_before_a_long_delay() -> None:
     batcher.add(late)
     assert batcher.next_due() == 700
     assert batcher.next_due(instance_free=False) == 700
-    assert batcher.take_expired(699) == []
-    assert batcher.take_expired(700) == [late]
+    assert batcher.take_refused(699) == []
+    assert batcher.take_refused(700) == [(late, Refusal.EXPIRED)]
 
 
 @given(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import ErrorCode, InferenceError
-from workers.backend import describe_model
+from workers.backend import OutOfMemory, TransientError, describe_model
 from workers.backends.device import DeviceBackend
 from workers.config_pbtxt import read_config
 from workers.model_config import ModelConfigError
@@ -86,3 +86,26 @@ def test_other_tensors_or_a_parameter_that_is_no_number_are_refused() -> None:
 def test_there_is_no_file_to_complete_a_configuration_from(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match="no file"):
         describe_model("device", tmp_path)
+
+
+def test_a_batch_beyond_its_memory_has_none() -> None:
+    backend = load(memory_rows="2")
+    backend.infer({"INPUT0": np.zeros((2, 1), np.float32)}, ())
+    with pytest.raises(OutOfMemory, match="3 rows"):
+        backend.infer({"INPUT0": np.zeros((3, 1), np.float32)}, ())
+
+
+def test_it_is_away_for_the_first_calls_after_loading() -> None:
+    backend = load(away_calls="2")
+    for _ in range(2):
+        with pytest.raises(TransientError):
+            backend.infer({"INPUT0": np.zeros((1, 1), np.float32)}, ())
+    backend.infer({"INPUT0": np.zeros((1, 1), np.float32)}, ())
+
+
+def test_a_row_that_begins_with_the_hang_value_never_ends(slept_s: list[float]) -> None:
+    backend = load(hang_value="13")
+    backend.infer({"INPUT0": np.array([[1, 13]], np.float32)}, ())
+    assert slept_s == []
+    backend.infer({"INPUT0": np.array([[1, 0], [13, 0]], np.float32)}, ())
+    assert slept_s[0] >= 3600

@@ -23,7 +23,14 @@ from gateway.problem import problem_response
 from gateway.replies import is_held, lease, pick_partition
 from gateway.service import Service, State
 from gateway.settings import GatewaySettings
-from schemas.control import ModelAnnouncement, announcement_key, encode_announcement
+from schemas.control import (
+    LoadProgress,
+    ModelAnnouncement,
+    announcement_key,
+    encode_announcement,
+    encode_load_progress,
+    loading_key,
+)
 from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.model import ModelMetadata
 from schemas.progress import Progress
@@ -147,6 +154,19 @@ def test_the_catalogue_follows_announcements_and_withdrawals() -> None:
     assert unknown.value.code is ErrorCode.MODEL_NOT_FOUND
     with pytest.raises(InferenceError):
         catalogue.pool("pool")
+
+
+def test_the_catalogue_tells_what_is_being_loaded_unless_its_worker_may_have_died() -> None:
+    catalogue = Catalogue()
+    catalogue.apply(loading_key("m"), encode_load_progress(LoadProgress("3", 0.25, NOW_MS)))
+    catalogue.apply(loading_key("bad"), b"{")
+    found = catalogue.loading("m", NOW_MS + 30_000)
+    assert found is not None
+    assert (found.version, found.fetched_ratio) == ("3", 0.25)
+    assert catalogue.loading("m", NOW_MS + 30_001) is None
+    assert catalogue.loading("bad", NOW_MS) is None
+    catalogue.apply(loading_key("m"), None)
+    assert catalogue.loading("m", NOW_MS) is None
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 20), st.integers(0, 80))

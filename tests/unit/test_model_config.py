@@ -3,7 +3,7 @@ import pytest
 from schemas.errors import InferenceError
 from schemas.model import TensorSpec
 from workers.config_pbtxt import read_config
-from workers.model_config import DEFAULT_MAX_BATCH_SIZE, ModelConfig, ModelConfigError, ModelDescription
+from workers.model_config import DEFAULT_MAX_BATCH_SIZE, ModelConfig, ModelConfigError, ModelDescription, reshaped
 
 
 def read(text: str, *, backend: str = "onnxruntime") -> ModelConfig:
@@ -77,6 +77,97 @@ def test_outputs_may_be_left_out_and_free_dimensions_agree_with_fixed_ones() -> 
         + 'output { name: "y" data_type: TYPE_FP32 dims: 2 }'
     )
     config.check_agrees(BATCHABLE)
+
+
+PARTIAL = ModelDescription(inputs=(TensorSpec("x", "", ()), TensorSpec("w", "FP32", (-1, 3))), outputs=())
+Y = 'output { name: "y" data_type: TYPE_FP32 dims: 2 }'
+
+
+def test_what_a_file_does_not_tell_must_be_configured() -> None:
+    with pytest.raises(ModelConfigError, match="does not tell datatype and shape of input x") as caught:
+        read(f"max_batch_size: 2 {Y}").completed(PARTIAL)
+    assert (caught.value.field, caught.value.value) == ("input", "x")
+    given = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } input { name: "w" data_type: TYPE_FP32 dims: 3 }'
+    with pytest.raises(ModelConfigError, match="does not tell its outputs") as caught:
+        read(f"max_batch_size: 2 {given}").completed(PARTIAL)
+    assert caught.value.field == "output"
+    assert "name, data_type and dims" in caught.value.remedy
+    with pytest.raises(ModelConfigError, match="does not tell its inputs"):
+        read(f"max_batch_size: 2 {Y}").completed(ModelDescription(inputs=(), outputs=()))
+
+
+def test_what_a_file_does_not_tell_is_not_compared_but_its_names_are() -> None:
+    given = 'max_batch_size: 2 input { name: "x" data_type: TYPE_INT8 dims: [ 7, 7 ] }'
+    with pytest.raises(ModelConfigError, match="leaves out input 'w'") as caught:
+        read(f"{given} {Y}").check_agrees(PARTIAL)
+    assert caught.value.field == "input"
+    both = f'{given} input {{ name: "w" data_type: TYPE_FP32 dims: 3 }}'
+    read(f"{both} {Y}").check_agrees(PARTIAL)
+    with pytest.raises(ModelConfigError, match="no input 'q'"):
+        read(f'{both} {Y} input {{ name: "q" data_type: TYPE_FP32 dims: 3 }}').check_agrees(PARTIAL)
+    with pytest.raises(ModelConfigError, match=r"shape \[-1, 4\]"):
+        read(f"{both.replace('dims: 3', 'dims: 4')} {Y}").check_agrees(PARTIAL)
+
+
+def test_a_scalar_of_a_model_file_is_taken_as_it_is() -> None:
+    rate = ModelDescription(inputs=(TensorSpec("sr", "INT64", ()),), outputs=(TensorSpec("y", "FP32", (2,)),))
+    completed = read("").completed(rate)
+    assert (completed.max_batch_size, completed.inputs[0].shape) == (0, ())
+    with pytest.raises(ModelConfigError, match="cannot be batched"):
+        read("max_batch_size: 2").completed(rate)
+
+
+RESHAPED = """max_batch_size: 2
+input { name: "x" data_type: TYPE_FP32 dims: 1 reshape { shape: [] } }
+input { name: "w" data_type: TYPE_FP32 dims: [ -1, 6 ] reshape { shape: [ -1, 2, 3 ] } }
+output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] } }
+output { name: "z" data_type: TYPE_FP32 dims: [ 5 ] }
+"""
+
+
+def test_a_reshaped_tensor_agrees_with_the_shape_that_the_file_has() -> None:
+    config = read(RESHAPED)
+    assert [spec.shape for spec in config.inputs] == [(1,), (-1, 6)]
+    assert [spec.shape for spec in config.model_inputs] == [(), (-1, 2, 3)]
+    assert [spec.shape for spec in config.model_outputs] == [(2, 2), (5,)]
+    file = ModelDescription(
+        inputs=(TensorSpec("x", "FP32", (-1,)), TensorSpec("w", "FP32", (-1, -1, 2, 3))),
+        outputs=(TensorSpec("y", "FP32", (-1, 2, 2)), TensorSpec("z", "FP32", (-1, 5))),
+    )
+    config.check_agrees(file)
+    assert config.metadata(["1"]).inputs == config.inputs
+    unreshaped = ModelDescription(inputs=file.inputs, outputs=(TensorSpec("y", "FP32", (-1, 4)), file.outputs[1]))
+    with pytest.raises(ModelConfigError) as caught:
+        config.check_agrees(unreshaped)
+    assert caught.value.field == "output.y.dims"
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "target", "expected"),
+    [
+        ((1,), (1,), (), ()),
+        ((), (), (1, 1), (1, 1)),
+        ((7, 6), (-1, 6), (-1, 2, 3), (7, 2, 3)),
+        ((7, 2, 3), (-1, 2, 3), (-1, 6), (7, 6)),
+        ((5, 4, 9), (-1, 4, -1), (-1, 2, 2, -1), (5, 2, 2, 9)),
+    ],
+)
+def test_reshaped_keeps_free_dimensions_in_their_order(
+    shape: tuple[int, ...], dims: tuple[int, ...], target: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert reshaped(shape, dims, target) == expected
+
+
+def test_warm_ups_are_checked_against_what_the_model_file_tells() -> None:
+    sample = "inputs { key: 'x' value { data_type: TYPE_FP32 dims: %d zero_data: true } }"
+    config = read(f"model_warmup {{ name: 'a' batch_size: 32 {sample % 4} }}").completed(BATCHABLE)
+    assert config.warm_ups[0].rows == 32
+    with pytest.raises(ModelConfigError, match="batch_size 33"):
+        read(f"model_warmup {{ name: 'a' batch_size: 33 {sample % 4} }}").completed(BATCHABLE)
+    with pytest.raises(ModelConfigError, match="do not fit"):
+        read(f"model_warmup {{ name: 'a' {sample % 5} }}").completed(BATCHABLE)
+    alone = read(f"model_warmup {{ name: 'a' batch_size: 1 {sample.replace('%d', '[1, 4]')} }}").completed(FIXED)
+    assert alone.warm_ups[0].rows == 0
 
 
 def test_metadata_tells_callers_what_triton_would() -> None:

@@ -1,8 +1,9 @@
 """The `device` backend: a simulated device that gives INPUT0 back as OUTPUT0 after a known time.
 
 For tests and benchmarks. With no parameters it is the identity model. Parameters of config.pbtxt: `execute_base_ms` and
-`execute_row_ms` (time of a batch: base + row * rows), `load_ms` (time of loading), `fail_value` (a row that begins with
-it makes the batch fail). Must not know any ML library.
+`execute_row_ms` (time of a batch: base + row * rows), `load_ms` (time of loading), `fail_value` and `hang_value` (a row
+that begins with it makes the batch fail, or never end), `memory_rows` (a larger batch has no memory), `away_calls` (so
+many calls after loading fail for a reason that passes). Must not know any ML library.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from schemas.errors import ErrorCode, InferenceError
-from workers.backend import Array, Backend
+from workers.backend import Array, Backend, OutOfMemory, TransientError
 from workers.model_config import ModelConfig, ModelConfigError, ModelDescription
 from workers.placement import Placement
 
 _CPU = Placement()
+_HANG_MS = 24 * 3600 * 1000  # who waits for this has given up long before
 
 
 class DeviceBackend:
@@ -29,6 +31,9 @@ class DeviceBackend:
         self._base_ms = 0.0
         self._row_ms = 0.0
         self._fail_value: float | bytes | None = None
+        self._hang_value: float | bytes | None = None
+        self._memory_rows = 0
+        self._away_calls = 0
 
     def load(self, path: Path, config: ModelConfig, placement: Placement = _CPU) -> None:
         """See Backend.load. The directory is not looked at."""
@@ -43,9 +48,11 @@ class DeviceBackend:
             )
         self._base_ms = _number(config, "execute_base_ms")
         self._row_ms = _number(config, "execute_row_ms")
-        if "fail_value" in config.parameters:
-            is_text = inputs["INPUT0"] == "BYTES"
-            self._fail_value = config.parameters["fail_value"].encode() if is_text else _number(config, "fail_value")
+        is_text = inputs["INPUT0"] == "BYTES"
+        self._fail_value = _value(config, "fail_value", is_text=is_text)
+        self._hang_value = _value(config, "hang_value", is_text=is_text)
+        self._memory_rows = int(_number(config, "memory_rows"))
+        self._away_calls = int(_number(config, "away_calls"))
         _occupy(_number(config, "load_ms"))
         self._config = config
         self.busy_s = 0.0
@@ -60,16 +67,16 @@ class DeviceBackend:
         started_s = time.monotonic()
         array = inputs["INPUT0"]
         rows = array.shape[0] if self._config.max_batch_size else 1
+        if self._away_calls:
+            self._away_calls -= 1
+            raise TransientError("this simulated device is away for now")
+        if self._memory_rows and rows > self._memory_rows:
+            raise OutOfMemory(f"this simulated device has no memory for {rows} rows, only for {self._memory_rows}")
+        if self._hang_value is not None and _begins_with(self._hang_value, array, rows):
+            _occupy(_HANG_MS)
         _occupy(self._base_ms + self._row_ms * rows)
         self.busy_s += time.monotonic() - started_s
-        if self._fail_value is not None:
-            self._refuse(array, rows)
-        return {"OUTPUT0": array}
-
-    def _refuse(self, array: Array, rows: int) -> None:
-        # Rows without elements have no first one.
-        firsts = np.reshape(array, (rows, -1))[:, :1] if array.size else array
-        if np.any(firsts == self._fail_value):
+        if self._fail_value is not None and _begins_with(self._fail_value, array, rows):
             raise InferenceError(
                 ErrorCode.MODEL_FAILED,
                 "a row begins with the value that makes this simulated device fail",
@@ -77,6 +84,7 @@ class DeviceBackend:
                 value=self._fail_value,
                 remedy="send another value, or remove fail_value from the model's parameters",
             )
+        return {"OUTPUT0": array}
 
     def unload(self) -> None:
         """See Backend.unload."""
@@ -88,6 +96,11 @@ def open_backend() -> Backend:
     return DeviceBackend()
 
 
+def import_library() -> object:
+    """See BackendModule."""
+    return None
+
+
 def describe(path: Path, filename: str) -> ModelDescription:
     """There is no file to ask: raises ModelConfigError."""
     raise ModelConfigError(
@@ -97,10 +110,22 @@ def describe(path: Path, filename: str) -> ModelDescription:
     )
 
 
+def _begins_with(value: float | bytes, array: Array, rows: int) -> bool:
+    # Rows without elements have no first one.
+    firsts = np.reshape(array, (rows, -1))[:, :1] if array.size else array
+    return bool(np.any(firsts == value))
+
+
 def _occupy(duration_ms: float) -> None:
     # This sleep is the device: it takes the time and, as a real one does, leaves the interpreter to other threads.
     if duration_ms > 0:
         time.sleep(duration_ms / 1000)
+
+
+def _value(config: ModelConfig, parameter: str, *, is_text: bool) -> float | bytes | None:
+    if parameter not in config.parameters:
+        return None
+    return config.parameters[parameter].encode() if is_text else _number(config, parameter)
 
 
 def _number(config: ModelConfig, parameter: str) -> float:

@@ -1,7 +1,8 @@
-"""The `onnxruntime` backend: ONNX models on the CPU. The only importer of ONNX Runtime, and only once a model is there.
+"""The `onnxruntime` backend: ONNX models on CPU and GPU. The only importer of ONNX Runtime, once a model is there.
 
-Parameter of config.pbtxt: `intra_op_thread_count` (threads of one instance inside an operator). Must not know Kafka,
-batching or repositories.
+Where a model runs is said by its placement and its accelerators (execution_providers.py); `optimization.graph.level` is
+read as Triton reads it: -1 basic, 1 extended, 2 none, else all. Each instance has a session, with threads or a stream
+of its own. Must not know Kafka, batching or repositories.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,15 @@ import numpy as np
 
 from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.model import TensorSpec
-from workers.backend import Array, Backend, OutOfMemory
+from workers.backend import Array, Backend, OutOfMemory, find_model_file, is_out_of_memory, not_installed
+from workers.backends.execution_providers import CPU, Provider, execution_providers
+from workers.devices import describe_gpu
+from workers.engine_cache import EngineKey, digest_of, engine_directory
 from workers.model_config import ModelConfig, ModelConfigError, ModelDescription
 from workers.placement import Placement
+from workers.warm_up import run_zeros
 
 _MODEL_FILENAME = "model.onnx"
-_PROVIDERS = ["CPUExecutionProvider"]
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 _ERRORS_ONLY = 3  # severity of ONNX Runtime's own log, which goes to stderr as plain text
 _DATATYPES = {
@@ -41,8 +46,11 @@ _DATATYPES = {
     "tensor(bfloat16)": "BF16",
     "tensor(string)": "BYTES",
 }
+# Levels of `optimization.graph` as Triton reads them; any other is everything that there is.
+_DISABLED_LEVEL = 2
+_GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", _DISABLED_LEVEL: "ORT_DISABLE_ALL"}
+_GPU = "cuda"  # the library's name of the device
 _CPU = Placement()
-_OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "bad allocation", "out of memory")
 
 
 class OnnxRuntimeBackend:
@@ -50,17 +58,28 @@ class OnnxRuntimeBackend:
 
     def __init__(self) -> None:
         self._session: Any = None  # onnxruntime has no types
+        self._placement = _CPU
+        self._config: ModelConfig | None = None
         self._inputs: dict[str, str] = {}  # datatypes by name
         self._outputs: dict[str, str] = {}
+        self._staged: dict[str, Any] = {}  # inputs' memory on the GPU, used again for the next batch of the same shape
 
     def load(self, path: Path, config: ModelConfig, placement: Placement = _CPU) -> None:
         """See Backend.load."""
-        session = _open_session(_model_file(path, config.default_model_filename), threads=placement.threads)
+        onnxruntime = _library()
+        file = find_model_file(path, config.default_model_filename, [_MODEL_FILENAME])
+        providers = execution_providers(
+            config,
+            placement,
+            onnxruntime.get_available_providers(),
+            lambda flags: _engines(file, placement.gpu, flags, onnxruntime.__version__),
+        )
+        session = _open_session(file, _options(onnxruntime, placement.threads, config.graph_level), providers)
         config.check_agrees(_description_of(session))
         self._inputs = {spec.name: spec.datatype for spec in config.inputs}
         self._outputs = {spec.name: spec.datatype for spec in config.outputs}
         self._check_mix(config.name)
-        self._session = session
+        self._session, self._placement, self._config = session, placement, config
 
     def _check_mix(self, model: str) -> None:
         if "BYTES" in self._inputs.values() and "BF16" in {*self._inputs.values(), *self._outputs.values()}:
@@ -72,7 +91,9 @@ class OnnxRuntimeBackend:
             )
 
     def warm_up(self) -> None:
-        """See Backend.warm_up. Loading has optimised the graph; samples of config.pbtxt are not run yet."""
+        """See Backend.warm_up. On a GPU, zeros are run once; on the CPU, loading has done all there is to do."""
+        if self._placement.kind == "gpu" and self._config is not None:
+            run_zeros(self, self._config)
 
     def infer(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
         """See Backend.infer. BYTES must be UTF-8: ONNX strings hold nothing else."""
@@ -80,14 +101,37 @@ class OnnxRuntimeBackend:
         feed = {
             name: _to_text(name, array) if self._inputs[name] == "BYTES" else array for name, array in inputs.items()
         }
-        if "BF16" in self._inputs.values() or any(self._outputs[name] == "BF16" for name in names):
+        datatypes = {*self._inputs.values(), *(self._outputs[name] for name in names)}
+        if "BF16" in datatypes:
             return dict(zip(names, self._run_bfloat16(feed, names), strict=True))
         with _run_errors():
-            arrays = self._session.run(names, feed)
+            if self._placement.kind == "gpu" and "BYTES" not in datatypes:
+                arrays = self._run_bound(feed, names)
+            else:
+                arrays = self._session.run(names, feed)
         return {
             name: _to_bytes(array) if self._outputs[name] == "BYTES" else array
             for name, array in zip(names, arrays, strict=True)
         }
+
+    def _run_bound(self, feed: dict[str, Array], names: list[str]) -> list[Array]:
+        """Run with inputs and outputs in the GPU's memory: one copy each way, and inputs' memory is used again."""
+        from onnxruntime import OrtValue
+
+        binding = self._session.io_binding()
+        for name, array in feed.items():
+            data = np.ascontiguousarray(array)
+            staged = self._staged.get(name)
+            if staged is not None and tuple(staged.shape()) == data.shape and data.size:
+                staged.update_inplace(data)
+            else:
+                staged = self._staged[name] = OrtValue.ortvalue_from_numpy(data, _GPU, self._placement.gpu)
+            binding.bind_ortvalue_input(name, staged)
+        for name in names:
+            binding.bind_output(name, _GPU, self._placement.gpu)
+        self._session.run_with_iobinding(binding)
+        arrays: list[Array] = binding.copy_outputs_to_cpu()
+        return arrays
 
     def _run_bfloat16(self, feed: dict[str, Array], names: list[str]) -> list[Array]:
         """Run through ONNX Runtime's own values, as numpy has no such type: its bits go in and out as uint16."""
@@ -114,6 +158,7 @@ class OnnxRuntimeBackend:
     def unload(self) -> None:
         """See Backend.unload."""
         self._session = None
+        self._staged.clear()
 
 
 def open_backend() -> Backend:
@@ -121,55 +166,52 @@ def open_backend() -> Backend:
     return OnnxRuntimeBackend()
 
 
+def import_library() -> object:
+    """See BackendModule."""
+    return _library()
+
+
 def describe(path: Path, filename: str) -> ModelDescription:
     """Inputs and outputs of the model file, its first dimensions included; a named dimension is -1.
 
     Raises InferenceError(MODEL_LOAD_FAILED), a ModelConfigError when an input is no tensor that the protocol has.
     """
-    return _description_of(_open_session(_model_file(path, filename), threads=1, is_for_reading=True))
+    onnxruntime = _library()
+    file = find_model_file(path, filename, [_MODEL_FILENAME])
+    # A session that only tells names and shapes need not be a fast one.
+    session = _open_session(file, _options(onnxruntime, 1, _DISABLED_LEVEL), [(CPU, {})])
+    return _description_of(session)
 
 
-def _model_file(path: Path, filename: str) -> Path:
-    name = filename or _MODEL_FILENAME
-    file = path / name
-    # A model with weights in files of its own may come as a directory that holds a file of the same name.
-    file = file / name if file.is_dir() else file
-    if not file.is_file():
-        raise InferenceError(
-            ErrorCode.MODEL_LOAD_FAILED,
-            f"there is no model file {file}",
-            field="default_model_filename",
-            value=filename,
-            remedy=f"call the file {_MODEL_FILENAME}, or name it in default_model_filename",
-        )
-    return file
-
-
-def _open_session(file: Path, *, threads: int, is_for_reading: bool = False) -> Any:
+def _library() -> Any:
     # From 1.29 on the library sends usage data unless told not to before its import; ours serves others' models.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ModuleNotFoundError as cause:
-        raise InferenceError(
-            ErrorCode.MODEL_LOAD_FAILED,
-            "ONNX Runtime is not installed",
-            field="backend",
-            value="onnxruntime",
-            remedy="pip install 'tidegate[onnx]'",
-        ) from cause
+        raise not_installed("onnxruntime", "ONNX Runtime", "onnx") from cause
+    return onnxruntime
+
+
+def _options(onnxruntime: Any, threads: int, graph_level: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if is_for_reading:  # a session that only tells names and shapes need not be a fast one
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     # The library's threads spin while they wait, by default: instances then fight each other and the event loop.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    level = _GRAPH_LEVELS.get(graph_level, "ORT_ENABLE_ALL")
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    return options
+
+
+def _open_session(file: Path, options: Any, providers: list[Provider]) -> Any:
+    import onnxruntime
+
     try:
-        return onnxruntime.InferenceSession(os.fspath(file), options, providers=_PROVIDERS)
+        session = onnxruntime.InferenceSession(os.fspath(file), options, providers=providers)
     except Exception as cause:  # the library's exceptions have no common base
-        if _is_out_of_memory(cause):
+        if is_out_of_memory(cause):
             raise OutOfMemory(f"no memory to load {file}: {cause}") from cause
         raise InferenceError(
             ErrorCode.MODEL_LOAD_FAILED,
@@ -178,6 +220,29 @@ def _open_session(file: Path, *, threads: int, is_for_reading: bool = False) -> 
             value=file.name,
             remedy="check that the file is whole and its operators are known to the installed ONNX Runtime",
         ) from cause
+    # A provider whose own libraries cannot be loaded is left out with a line in the log, and the CPU does its work.
+    missing = [name for name, _ in providers if name not in session.get_providers()]
+    if missing:
+        raise InferenceError(
+            ErrorCode.MODEL_LOAD_FAILED,
+            f"ONNX Runtime could not start {', '.join(missing)} for {file}",
+            field="instance_group.kind",
+            value=missing[0],
+            remedy="install the CUDA, cuDNN and TensorRT versions that this ONNX Runtime was built for",
+        )
+    session.disable_fallback()
+    return session
+
+
+def _engines(file: Path, gpu: int, flags: dict[str, str], version: str) -> Path:
+    """The directory for TensorRT's engines of a model; weights in files of their own lie beside it."""
+    try:
+        tensorrt = metadata.version("tensorrt")
+    except metadata.PackageNotFoundError:
+        tensorrt = "of the system"
+    files = [beside for beside in file.parent.iterdir() if beside.is_file()]
+    runtime = f"onnxruntime {version}, tensorrt {tensorrt}"
+    return engine_directory(EngineKey(describe_gpu(gpu), runtime, digest_of(files), flags))
 
 
 def _description_of(session: Any) -> ModelDescription:
@@ -205,13 +270,9 @@ def _run_errors() -> Iterator[None]:
     try:
         yield
     except Exception as cause:  # the library's exceptions have no common base
-        if _is_out_of_memory(cause):
+        if is_out_of_memory(cause):
             raise OutOfMemory(f"no memory for this batch: {cause}") from cause
         raise InferenceError(ErrorCode.MODEL_FAILED, f"the model failed: {cause}") from cause
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)
 
 
 def _to_text(name: str, array: Array) -> Array:

@@ -1,0 +1,365 @@
+"""Batcher: priorities, queue policies and deadlines, as properties and by example."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.batcher_run import Arrival, Line, run
+from workers.batch_policy import batch_policy
+from workers.batcher import Batcher, BatchPolicy, Entry, Refusal
+from workers.entry import DELAYED_RANK
+from workers.model_config import ModelConfig, QueuePolicy
+
+AGE_BOUND_US = 20_000
+
+queue_policies = st.builds(
+    QueuePolicy,
+    timeout_action=st.sampled_from(["reject", "delay"]),
+    default_timeout_us=st.sampled_from([0, 3_000, 9_000]),
+    allow_timeout_override=st.booleans(),
+    max_queue_size=st.sampled_from([0, 0, 3]),
+)
+policies = st.builds(
+    BatchPolicy,
+    max_batch_rows=st.integers(4, 9),
+    max_queue_delay_us=st.sampled_from([0, 1000, 5000]),
+    preferred_rows=st.sampled_from([(), (4,), (2, 4)]),
+    alone=st.sampled_from([False, False, True]),
+    priority_levels=st.sampled_from([0, 2, 3]),
+    default_priority_level=st.sampled_from([1, 2]),
+    age_bound_us=st.just(AGE_BOUND_US),
+    default_queue_policy=st.none() | queue_policies,
+    queue_policies=st.dictionaries(st.integers(1, 3), queue_policies, max_size=2),
+)
+loads = st.lists(
+    st.builds(
+        Arrival,
+        gap_us=st.integers(0, 3000),
+        rows=st.integers(1, 4),
+        shape=st.sampled_from("AB"),
+        ttl_us=st.none() | st.integers(0, 25_000),
+        priority=st.integers(0, 4),
+        timeout_us=st.sampled_from([0, 0, 1500]),
+    ),
+    max_size=50,
+)
+lines = st.builds(Line, row_us=st.sampled_from([100, 700]), base_us=st.sampled_from([0, 2_000, 10_000]))
+
+
+@given(policies, loads, lines, st.booleans(), st.none() | st.integers(1, 4))
+def test_every_request_ends_once_in_a_batch_that_is_allowed_or_with_a_reason_that_holds(
+    policy: BatchPolicy, load: list[Arrival], line: Line, known: bool, limit_rows: int | None
+) -> None:
+    ended = run(policy, load, line, known=known, limit_rows=limit_rows)
+    out = [entry.payload for _, batch in ended.batches for entry in batch]
+    out += [entry.payload for _, entry, _ in ended.refused]
+    assert sorted(out) == list(range(len(load)))
+    limit = policy.max_batch_rows if limit_rows is None else limit_rows
+    for cut_us, batch in ended.batches:
+        assert len(batch) == 1 or sum(entry.rows for entry in batch) <= limit
+        assert len(batch) == 1 or not policy.alone
+        assert len({entry.signature for entry in batch}) == 1
+        assert all(entry.deadline_us is None or cut_us < entry.deadline_us for entry in batch)
+    for at_us, entry, reason in ended.refused:
+        deadline_us = entry.deadline_us
+        if reason is Refusal.EXPIRED:
+            assert deadline_us is not None
+            assert deadline_us <= at_us
+        elif reason is Refusal.OVERLOADED:
+            assert known
+            assert deadline_us is not None
+        elif reason is Refusal.TIMED_OUT:
+            level = policy.level(entry.priority)
+            queue_policy = policy.queue_policy(level)
+            assert queue_policy is not None
+            assert queue_policy.timeout_action == "reject"
+            assert entry.arrived_us + policy.timeout_us(level, entry.timeout_us) <= at_us
+        elif reason is Refusal.QUEUE_FULL:
+            assert any(one is not None and one.max_queue_size for one in map(policy.queue_policy, (1, 2, 3)))
+
+
+@given(policies, loads, lines, st.booleans())
+def test_order_is_kept_within_level_and_shape(
+    policy: BatchPolicy, load: list[Arrival], line: Line, known: bool
+) -> None:
+    ended = run(policy, load, line, known=known)
+    ridden = [entry for _, batch in ended.batches for entry in batch]
+    ridden.sort(key=lambda entry: (str(entry.signature), entry.level))
+    for (_, level), riders in groupby(ridden, key=lambda entry: (entry.signature, entry.level)):
+        order = [entry.payload for entry in riders]
+        assert level == DELAYED_RANK or order == sorted(order)
+
+
+@given(policies, loads, lines)
+def test_within_a_batch_nobody_rides_before_a_higher_level_but_the_aged(
+    policy: BatchPolicy, load: list[Arrival], line: Line
+) -> None:
+    for cut_us, batch in run(policy, load, line, known=True).batches:
+        ranks = [entry.rank(cut_us - AGE_BOUND_US) for entry in batch]
+        assert ranks == sorted(ranks)
+
+
+@given(loads, lines)
+def test_a_low_level_is_served_by_age_once_it_has_waited_for_the_bound(load: list[Arrival], line: Line) -> None:
+    """Nobody that came more than a bound later rides before it, whatever the level."""
+    policy = BatchPolicy(max_batch_rows=4, priority_levels=4, default_priority_level=4, age_bound_us=AGE_BOUND_US)
+    patient = [Arrival(arrival.gap_us, arrival.rows, "A", None, arrival.priority) for arrival in load]
+    batches = run(policy, patient, line, known=True).batches
+    for number, (cut_us, batch) in enumerate(batches):
+        newest_us = max(entry.arrived_us for entry in batch)
+        for _, later in batches[number + 1 :]:
+            for entry in later:
+                is_aged = entry.arrived_us <= cut_us - AGE_BOUND_US
+                assert not is_aged or newest_us <= max(entry.arrived_us, cut_us - AGE_BOUND_US)
+
+
+@given(loads, st.sampled_from([2_000, 10_000]))
+def test_hopeless_is_only_who_could_not_have_ended_in_time_alone(load: list[Arrival], base_us: int) -> None:
+    line = Line(300, base_us)
+    ended = run(BatchPolicy(max_batch_rows=6), load, line, known=True)
+    ends = [0, *(cut_us + 300 * sum(one.rows for one in batch) + base_us for cut_us, batch in ended.batches)]
+    for at_us, entry, reason in ended.refused:
+        if reason is Refusal.HOPELESS:
+            assert entry.deadline_us is not None
+            # The instance was free at `at_us`, or comes free when the batch ends that was cut last by then.
+            begun = sum(1 for cut_us, _ in ended.batches if cut_us <= at_us)
+            assert max(at_us, ends[begun]) + 300 * entry.rows + base_us > entry.deadline_us
+
+
+@given(loads, lines)
+def test_whoever_rides_ends_before_the_deadline_when_the_duration_is_known(load: list[Arrival], line: Line) -> None:
+    ended = run(BatchPolicy(max_batch_rows=6, max_queue_delay_us=2000), load, line, known=True)
+    hopeless = 0
+    for cut_us, batch in ended.batches:
+        end_us = cut_us + (line.estimate_us(sum(entry.rows for entry in batch)) or 0)
+        late = [entry for entry in batch if entry.deadline_us is not None and entry.deadline_us < end_us]
+        hopeless += len(late)
+    assert hopeless <= len(load) // 32  # those that are run so that a wrong estimate is found out
+
+
+@given(loads, lines)
+def test_what_is_delayed_goes_after_everything_that_is_not(load: list[Arrival], line: Line) -> None:
+    policy = BatchPolicy(
+        max_batch_rows=4, default_queue_policy=QueuePolicy(timeout_action="delay", default_timeout_us=4000)
+    )
+    ended = run(policy, load, line, known=False)
+    for number, (cut_us, batch) in enumerate(ended.batches):
+        for entry in batch:
+            if entry.level != DELAYED_RANK or entry.arrived_us + 4000 > cut_us:
+                continue
+            for later_us, later in ended.batches[number + 1 :]:
+                # Whoever rode later, was there, had the same shape and was not delayed when it was its turn: none.
+                assert not [
+                    one
+                    for one in later
+                    if one.signature == entry.signature
+                    and one.arrived_us <= cut_us < one.arrived_us + 4000
+                    and later_us > cut_us
+                    and one.level != DELAYED_RANK
+                ]
+            others = [one for _, rest in ended.batches[number + 1 :] for one in rest if one.arrived_us <= cut_us]
+            if all(one.level == DELAYED_RANK for one in batch):  # a batch of the delayed only: nobody else was there
+                assert all(one.arrived_us + 4000 <= cut_us for one in others)
+
+
+def entry(arrived_us: int, *, rows: int = 1, deadline_us: int | None = None, priority: int = 0) -> Entry[int]:
+    return Entry(arrived_us, rows, "A", arrived_us, deadline_us, priority)
+
+
+def arrivals_of(batch: list[Entry[int]] | None) -> list[int]:
+    return [one.arrived_us for one in batch or []]
+
+
+def test_levels_are_strict_and_a_batch_fills_up_with_the_lower_ones() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=3, priority_levels=3, default_priority_level=2))
+    for number, priority in enumerate([3, 0, 1, 2, 1, 7]):
+        batcher.add(entry(number, priority=priority))
+    assert arrivals_of(batcher.cut(10)) == [2, 4, 1]
+    assert arrivals_of(batcher.cut(10)) == [3, 5, 0]
+
+
+def test_without_levels_a_priority_is_ignored() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=1))
+    batcher.add(entry(0, priority=9))
+    batcher.add(entry(1, priority=1))
+    assert arrivals_of(batcher.cut(10)) == [0]
+
+
+def test_past_the_age_bound_a_low_level_counts_as_the_highest() -> None:
+    policy = BatchPolicy(max_batch_rows=1, priority_levels=2, default_priority_level=2, age_bound_us=1000)
+    batcher: Batcher[int] = Batcher(policy)
+    batcher.add(entry(0, priority=2))
+    batcher.add(entry(500, priority=1))
+    assert arrivals_of(batcher.cut(999)) == [500]
+    batcher.add(entry(999, priority=1))
+    assert arrivals_of(batcher.cut(1000)) == [0]
+
+
+def test_a_group_of_a_higher_level_goes_before_an_older_one() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4, priority_levels=2, default_priority_level=2))
+    batcher.add(Entry(0, 1, "A", 0))
+    batcher.add(Entry(1, 1, "B", 1, priority=1))
+    assert arrivals_of(batcher.cut(10)) == [1]
+
+
+def test_a_full_queue_refuses_one_more_of_its_level_only() -> None:
+    policy = BatchPolicy(
+        max_batch_rows=4,
+        priority_levels=2,
+        default_priority_level=2,
+        queue_policies={2: QueuePolicy(max_queue_size=2)},
+    )
+    batcher: Batcher[int] = Batcher(policy)
+    assert [batcher.add(entry(number)) for number in range(3)] == [None, None, Refusal.QUEUE_FULL]
+    assert batcher.add(entry(3, priority=1)) is None
+    assert batcher.requests == 3
+    assert len(batcher.cut(10) or []) == 3
+    assert batcher.add(entry(4)) is None
+
+
+def test_a_timeout_rejects_at_its_moment_even_while_the_instance_runs() -> None:
+    policy = BatchPolicy(max_batch_rows=4, default_queue_policy=QueuePolicy(default_timeout_us=700))
+    batcher: Batcher[int] = Batcher(policy)
+    late = entry(0)
+    batcher.add(late)
+    assert batcher.next_due(instance_free=False) == 700
+    assert batcher.take_refused(699) == []
+    assert batcher.take_refused(700) == [(late, Refusal.TIMED_OUT)]
+
+
+@pytest.mark.parametrize(
+    ("default_us", "is_allowed", "own_us", "timeout_us"),
+    [
+        (0, False, 500, 0),
+        (0, True, 500, 500),
+        (700, True, 500, 500),
+        (700, True, 900, 700),
+        (700, True, 0, 700),
+        (700, False, 500, 700),
+    ],
+)
+def test_a_request_may_shorten_its_timeout_where_it_is_allowed(
+    default_us: int, is_allowed: bool, own_us: int, timeout_us: int
+) -> None:
+    policy = BatchPolicy(
+        max_batch_rows=1,
+        default_queue_policy=QueuePolicy(default_timeout_us=default_us, allow_timeout_override=is_allowed),
+    )
+    assert policy.timeout_us(1, own_us) == timeout_us
+
+
+def test_a_batch_leaves_before_its_delay_when_waiting_would_break_a_deadline() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=8, max_queue_delay_us=50_000))
+    line = Line(100, 800)
+    batcher.add(entry(0, deadline_us=10_000))
+    due_us = batcher.next_due(durations=line)
+    assert due_us == 10_000 - 900 - 112  # the estimate, and an eighth of it for haste
+    assert batcher.cut(due_us - 1, durations=line) is None
+    assert len(batcher.cut(due_us, durations=line) or []) == 1
+
+
+def test_the_nearest_deadline_makes_a_batch_smaller_where_all_can_still_be_met() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=8))
+    batcher.add(entry(0, deadline_us=1_250))
+    for number in range(1, 6):
+        batcher.add(entry(number, deadline_us=50_000))
+    line = Line(100, 800)
+    assert arrivals_of(batcher.cut(6, durations=line)) == [0, 1, 2, 3]
+    assert arrivals_of(batcher.cut(1206, durations=line)) == [4, 5]
+
+
+def test_under_overload_the_nearest_are_refused_rather_than_every_batch_made_small() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4))
+    for number in range(12):
+        batcher.add(entry(number, deadline_us=2_050 if number < 2 else 3_000))
+    line = Line(500, 500)
+    assert arrivals_of(batcher.cut(12, durations=line)) == [2, 3, 4, 5]
+    assert [(one.arrived_us, reason) for one, reason in batcher.take_refused(12)] == [
+        (0, Refusal.OVERLOADED),
+        (1, Refusal.OVERLOADED),
+    ]
+
+
+def test_nobody_is_refused_for_the_sake_of_requests_that_can_wait_or_of_a_lower_level() -> None:
+    line = Line(500, 500)
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4))
+    batcher.add(entry(0, deadline_us=1_100))
+    for number in range(1, 20):
+        batcher.add(entry(number))
+    assert arrivals_of(batcher.cut(20, durations=line)) == [0]
+    ranked: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4, priority_levels=2, default_priority_level=2))
+    ranked.add(entry(0, priority=1, deadline_us=1_100))
+    for number in range(1, 20):
+        ranked.add(entry(number, deadline_us=2_600))
+    assert arrivals_of(ranked.cut(20, durations=line)) == [0]
+
+
+def test_an_estimate_that_refuses_everybody_is_put_to_the_test() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4))
+    line = Line(1, 1_000_000)
+    ran = 0
+    for number in range(100):
+        batcher.add(entry(number, deadline_us=number + 5000))
+        batcher.take_refused(number, durations=line)
+        ran += len(batcher.cut(number, durations=line) or [])
+        assert batcher.requests == 0
+    assert ran == 3
+
+
+def test_an_instance_that_comes_free_too_late_makes_a_request_hopeless() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4))
+    late = entry(0, deadline_us=5000)
+    batcher.add(late)
+    line = Line(100, 900)
+    assert batcher.take_refused(0, instance_free=False, durations=line, free_us=4000) == []
+    assert batcher.take_refused(0, instance_free=False, durations=line, free_us=4001) == [(late, Refusal.HOPELESS)]
+
+
+def test_a_batch_is_prepared_ahead_where_deadlines_are_far_away() -> None:
+    line = Line(100, 600)
+    for deadline_us, prepared in ((10_009, 0), (10_010, 2)):
+        batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4, preferred_rows=(2,)))
+        batcher.add(entry(0, deadline_us=deadline_us))
+        batcher.add(entry(1))
+        assert len(batcher.cut(10, instance_free=False, durations=line) or []) == prepared
+        assert batcher.cut(10, instance_free=False) is None
+
+
+def test_the_remembered_ceiling_makes_batches_smaller_but_never_splits() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=8, max_queue_delay_us=1000))
+    for number, rows in enumerate([1, 1, 1, 5]):
+        batcher.add(entry(number, rows=rows))
+    assert [arrivals_of(batcher.cut(10, limit_rows=2)) for _ in range(3)] == [[0, 1], [2], [3]]
+
+
+def test_everything_comes_out_at_once_the_refused_too() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=8, max_queue_delay_us=1000))
+    batcher.add(entry(0, deadline_us=5))
+    batcher.add(entry(1))
+    assert batcher.cut(5) is None  # sees that the first has expired
+    assert sorted(arrivals_of(batcher.take_all())) == [0, 1]
+    assert (batcher.rows, batcher.requests, batcher.next_due(), batcher.take_refused(9)) == (0, 0, None, [])
+
+
+def test_the_policy_follows_from_the_configuration() -> None:
+    plain = batch_policy(ModelConfig("m", "device", 8, dynamic_batching=True, max_queue_delay_us=50))
+    assert plain == BatchPolicy(max_batch_rows=8, max_queue_delay_us=50)
+    assert not plain.is_ranked
+    assert batch_policy(ModelConfig("m", "device")) == BatchPolicy(max_batch_rows=1, alone=True)
+    ranked = batch_policy(
+        ModelConfig(
+            "m",
+            "device",
+            8,
+            dynamic_batching=True,
+            priority_levels=3,
+            default_priority_level=2,
+            queue_policies={1: QueuePolicy(max_queue_size=5)},
+        )
+    )
+    assert [ranked.level(priority) for priority in (-1, 0, 1, 3, 4)] == [2, 2, 1, 3, 2]
+    assert (ranked.queue_policy(1), ranked.queue_policy(2)) == (QueuePolicy(max_queue_size=5), None)
