@@ -7,6 +7,7 @@ never holds up another: each has its own lane, and a lane that is full pauses on
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -52,7 +53,7 @@ class Engine:
         self._max_queued_bytes = max_queued_bytes
         self._intake = intake
         self._recorder = recorder
-        self._lanes: dict[ModelKey, Lane] = {}
+        self._lanes: dict[str, dict[ModelKey, Lane]] = defaultdict(dict)  # by model
         self._paused: set[str] = set()
         self._claims = 0
         self._claims_done = asyncio.Event()
@@ -81,13 +82,14 @@ class Engine:
     async def drain(self) -> None:
         """Run what is queued, record every outcome. Fetching has ended before. Cancel-safe."""
         await self._claims_done.wait()
-        await asyncio.gather(*(lane.drain() for lane in self._lanes.values()))
+        await asyncio.gather(*(lane.drain() for lanes in self._lanes.values() for lane in lanes.values()))
         await self._recorder.flush()
 
     def close(self) -> None:
         """Begin nothing any more; what runs comes to no account. Its records stay unacknowledged."""
-        for lane in self._lanes.values():
-            lane.close()
+        for lanes in self._lanes.values():
+            for lane in lanes.values():
+                lane.close()
 
     def _accept(self, delivery: Delivery, received_us: int) -> Lane | None:
         """Decode one record and queue it; a record that cannot be is answered here and now."""
@@ -144,9 +146,10 @@ class Engine:
 
     def _lane(self, model: ServedModel, version: str) -> Lane:
         key = model.key(version)
-        lane = self._lanes.get(key)
+        lanes = self._lanes[key.ref.name]
+        lane = lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(
+            lane = lanes[key] = Lane(
                 key,
                 model.config,
                 models=self._models,
@@ -166,16 +169,18 @@ class Engine:
         return True
 
     async def _fall_back(self, fall_back: Callable[[ModelKey], Awaitable[bool]], key: ModelKey) -> None:
-        if not await fall_back(key) and key in self._lanes:
-            self._lanes[key].fail_waiting()
+        lane = self._lanes[key.ref.name].get(key)
+        if lane is not None and not await fall_back(key):
+            lane.fail_waiting()
 
     def retire(self, model: str) -> None:
         """Let lanes of states that are not served any more finish what they have, and go."""
         served = [self._served.of_topic(topic).keys for topic in self._served.topics_of(model)]
         keys = frozenset[ModelKey]().union(*served)
-        for key, lane in list(self._lanes.items()):
-            if key.ref.name == model and key not in keys:
-                lane.retire(partial(self._lanes.pop, key))
+        lanes = self._lanes[model]
+        for key, lane in list(lanes.items()):
+            if key not in keys:
+                lane.retire(partial(lanes.pop, key))
 
     def _bound(self, model: str) -> None:
         """Pause the model's topic while too much of it waits here, and resume it at half."""
@@ -191,7 +196,7 @@ class Engine:
         return self._fill(model) >= 1
 
     def _fill(self, model: str) -> float:
-        lanes = [lane for lane in self._lanes.values() if lane.key.ref.name == model]
+        lanes = self._lanes[model].values()
         return max(
             sum(lane.queued_requests for lane in lanes) / self._max_queued_requests,
             sum(lane.queued_bytes for lane in lanes) / self._max_queued_bytes,

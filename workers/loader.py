@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from schemas.errors import InferenceError
-from store.object_store import StoreUnavailable
+from store.object_store import StoreError
 from workers.backend import open_backend, preimport
 from workers.instance import Instance
 from workers.load_meter import LoadMeter
@@ -70,7 +70,8 @@ class Loader:
         on_need: Callable[[Bytes], None],
         on_progress: Callable[[float], None],
     ) -> FetchedVersion:
-        """The version's files, pinned; while the object store is away, again and again: that says nothing of the model.
+        """The version's files, pinned; while the object store is away or the disk is full, again and again: that
+        says nothing of the model.
 
         `on_need` is told what the model is expected to hold before its first byte is fetched, and may raise.
         """
@@ -87,9 +88,10 @@ class Loader:
             try:
                 return await asyncio.to_thread(self._repository.fetch, key.ref, on_progress=progress)
             except InferenceError as error:
-                if not isinstance(error.__cause__, StoreUnavailable):
+                cause = error.__cause__
+                if not (isinstance(cause, StoreError) and cause.retryable):
                     raise
-                log.warning("fetch_model_again", model=str(key))
+                log.warning("fetch_model_again", model=str(key), cause=repr(cause))
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _RETRY_LAST_S)
 

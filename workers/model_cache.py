@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +53,7 @@ class CapacityError(InferenceError):
 class _Load:
     task: asyncio.Task[Resident]
     waiters: int = 0
+    waits_for_room: bool = False
 
 
 class ModelCache:
@@ -67,7 +67,7 @@ class ModelCache:
         self._residents: dict[ModelKey, Resident] = {}
         self._loaded: dict[ModelKey, Loaded] = {}
         self._loads: dict[ModelKey, _Load] = {}
-        self._turns: deque[ModelKey] = deque()  # who waits for room, in order
+        self._turn = asyncio.Lock()  # of the one load that waits for room; the others wait behind it
         self._room = asyncio.Event()
         self._load_s = 0.0  # how long a load took lately
         self._next_exchange_s = 0.0
@@ -118,15 +118,12 @@ class ModelCache:
         """Unload everything; a load that is under way is waited for, since a thread cannot be stopped."""
         loads, self._loads = self._loads, {}
         for load in loads.values():
-            if load.task.get_name() in self._waiting_names():
+            if load.waits_for_room:
                 load.task.cancel()
             with suppress(InferenceError, asyncio.CancelledError):
                 await load.task
         for resident in list(self._residents.values()):
             await self._evict(resident)
-
-    def _waiting_names(self) -> set[str]:
-        return {f"load {key}" for key in self._turns}
 
     async def _load(self, key: ModelKey, config: ModelConfig) -> Resident:
         begun_s = time.monotonic()
@@ -173,7 +170,10 @@ class ModelCache:
         try:
             needs = self._loader.expected(files, config)
             self._check_capacity(key, needs)
+            load = self._loads[key]
+            load.waits_for_room = True
             await self._make_room(key, needs)
+            load.waits_for_room = False
             self._tell(key, "loading", 1.0)
             begun_s = time.monotonic()
             loaded = await self._loader.load(key, config, files)
@@ -192,32 +192,23 @@ class ModelCache:
 
     async def _make_room(self, key: ModelKey, needs: Bytes) -> None:
         """Wait for one's turn and for the memory, then reserve it. Cancel-safe."""
-        self._turns.append(key)
-        waiting_since_s = time.monotonic()
-        has_paused = False
-        try:
-            while True:
-                if self._turns[0] == key:
-                    victims = self._ledger.victims(needs)
-                    if victims == []:
-                        self._ledger.reserve(key, needs)
-                        return
-                    if victims and not has_paused:
-                        await self._pause()
-                        has_paused = True
-                        continue  # whoever was to go may be in use now
-                    if victims:
-                        await self._evict(self._residents[victims[0]])
-                        continue
+        async with self._turn:  # first come, first served
+            waiting_since_s = time.monotonic()
+            has_paused = False
+            while (victims := self._ledger.victims(needs)) != []:
+                if victims and not has_paused:
+                    await self._pause()
+                    has_paused = True  # and look again: whoever was to go may be in use now
+                elif victims:
+                    await self._evict(self._residents[victims[0]])
+                else:
                     if time.monotonic() - waiting_since_s >= _PATIENCE_S:
                         self._ask_one_back()
-                self._room.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE_S):
-                        await self._room.wait()
-        finally:
-            self._turns.remove(key)
-            self._room.set()
+                    self._room.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_PATIENCE_S):
+                            await self._room.wait()
+            self._ledger.reserve(key, needs)
 
     async def _pause(self) -> None:
         """Wait for the time of the next exchange. Cancel-safe."""
@@ -262,8 +253,7 @@ class ModelCache:
             self._ledger.pin(resident.key)
             return
         self._ledger.unpin(resident.key)
-        if self._turns:
-            self._room.set()
+        self._room.set()
 
     def _tell(self, key: ModelKey, state: str, done: float) -> None:
         MODEL_STATE.labels(key.ref.name, key.ref.version).state(state)
