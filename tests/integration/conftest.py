@@ -1,10 +1,13 @@
 """What the integration tests share."""
 
 import itertools
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.integration.s3_stub import S3Stub
 from tests.s3_process import lead_boto3_to, make_bucket, s3_process
 
 _bucket_numbers = itertools.count()
@@ -24,3 +27,21 @@ def s3_bucket_url(s3_server: str) -> str:
     bucket = f"bucket-{next(_bucket_numbers)}"
     make_bucket(s3_server, bucket)
     return f"s3://{bucket}"
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Stub]:
+    """An S3 server that counts and misbehaves; boto3 is led there."""
+    with S3Stub() as server:
+        lead_boto3_to(server.url, monkeypatch)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """The directory of a node cache, not made yet."""
+    return tmp_path / "cache"
