@@ -231,6 +231,58 @@ def test_a_timeout_rejects_at_its_moment_even_while_the_instance_runs() -> None:
     assert batcher.take_refused(700) == [(late, Refusal.TIMED_OUT)]
 
 
+DELAYING = QueuePolicy(timeout_action="delay", default_timeout_us=700)
+
+
+def test_a_timeout_may_delay_instead_and_then_there_is_none_any_more() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=2, default_queue_policy=DELAYING))
+    for arrived_us in (0, 100, 650):
+        batcher.add(entry(arrived_us))
+    assert arrivals_of(batcher.cut(700)) == [100, 650]
+    assert batcher.take_refused(60_000_000) == []
+    assert arrivals_of(batcher.cut(60_000_000)) == [0]
+
+
+def test_a_request_that_is_delayed_by_its_own_timeout_rides_last_and_once() -> None:
+    own = QueuePolicy(timeout_action="delay", allow_timeout_override=True)
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4, default_queue_policy=own))
+    for arrived_us, timeout_us in ((0, 0), (1, 100), (2, 0)):
+        batcher.add(Entry(arrived_us, 1, "A", arrived_us, timeout_us=timeout_us))
+    assert arrivals_of(batcher.cut(200)) == [0, 2, 1]
+
+
+def test_a_delayed_request_of_another_shape_waits_even_for_those_that_are_not_due() -> None:
+    policy = BatchPolicy(max_batch_rows=4, max_queue_delay_us=500, default_queue_policy=DELAYING)
+    batcher: Batcher[int] = Batcher(policy)
+    batcher.add(Entry(0, 1, "A", 0))
+    batcher.add(Entry(1, 1, "B", 600))
+    batcher.add(Entry(2, 1, "B", 650))
+    assert batcher.cut(700) is None
+    batcher.add(Entry(3, 2, "B", 700))
+    assert arrivals_of(batcher.cut(710)) == [600, 650, 700]
+    assert arrivals_of(batcher.cut(710)) == [0]
+
+
+def test_it_wakes_up_to_refuse_what_has_become_hopeless() -> None:
+    batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=2))
+    late = entry(0, deadline_us=5000)
+    batcher.add(late)
+    line = Line(100, 900)
+    assert batcher.next_due(instance_free=False, durations=line) == 4001
+    assert batcher.take_refused(4000, instance_free=False, durations=line) == []
+    assert batcher.take_refused(4001, instance_free=False, durations=line) == [(late, Refusal.HOPELESS)]
+
+
+def test_a_lower_level_does_not_slip_in_before_a_higher_one_that_does_not_fit() -> None:
+    for durations in (None, Line(1, 1)):
+        batcher: Batcher[int] = Batcher(BatchPolicy(max_batch_rows=4, priority_levels=2, default_priority_level=2))
+        batcher.add(entry(0, rows=1))
+        batcher.add(entry(1, rows=2, priority=1, deadline_us=9_000))
+        batcher.add(entry(2, rows=3, priority=1))
+        assert arrivals_of(batcher.cut(10, durations=durations)) == [1]
+        assert arrivals_of(batcher.cut(10, durations=durations)) == [2, 0]
+
+
 @pytest.mark.parametrize(
     ("default_us", "is_allowed", "own_us", "timeout_us"),
     [
