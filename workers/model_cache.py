@@ -170,7 +170,9 @@ class ModelCache:
         try:
             needs = self._loader.expected(files, config)
             self._check_capacity(key, needs)
-            load = self._loads[key]
+            load = self._loads.get(key)
+            if load is None:  # closed meanwhile
+                raise asyncio.CancelledError
             load.waits_for_room = True
             await self._make_room(key, needs)
             load.waits_for_room = False

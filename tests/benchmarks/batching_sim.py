@@ -128,7 +128,7 @@ def margin(goodputs: Goodputs) -> float:
 
 
 def measure(bench: Bench) -> None:
-    """goodput_ours, _fixed, _triton, _bento, _bound of the worst pattern, and the picture; of one run."""
+    """goodput_ours, _fixed, _triton, _bento, _bound of the worst pattern, in one run: it has no spread."""
     cells = run_all(_REQUESTS * bench.run_s // FULL_RUN_S, lambda told: bench.console.print(f"  {told}"))
     worst = min(by_pattern(cells).values(), key=margin)
     for name, value in worst.items():

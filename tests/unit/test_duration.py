@@ -65,6 +65,7 @@ def test_estimates_grow_with_rows_are_positive_and_agree_with_rows_within(
     estimates = [model.estimate_us(rows) or 0 for rows in range(1, 70)]
     assert estimates == sorted(estimates)
     assert estimates[0] >= 1
+    assert all(estimates[0] * rows >= estimate - 1 for rows, estimate in enumerate(estimates, 1))  # no negative base
     within = model.rows_within(budget_us)
     assert within == 0 or (model.estimate_us(within) or 0) <= budget_us
     assert within == UNLIMITED_ROWS or (model.estimate_us(within + 1) or 0) > budget_us
