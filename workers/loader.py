@@ -32,7 +32,7 @@ log = structlog.get_logger()
 _RETRY_FIRST_S = 0.2
 _RETRY_LAST_S = 5.0
 _LOADS_AT_ONCE = 4  # in backends; fetching is bounded by the store
-_GIVE_BACK_S = 1.0  # freed memory goes back to the machine at most so often
+_GIVE_BACK_S = 10.0  # freed memory goes back to the machine at most so often: it takes a while
 
 
 @dataclass(slots=True, eq=False)
