@@ -18,6 +18,34 @@ def test_what_nobody_uses_makes_room_least_recently_used_first() -> None:
     assert ledger.victims({"cpu": 70}) == ["b", "c"]
 
 
+def test_a_long_tail_does_not_push_out_what_is_used_again_and_again() -> None:
+    ledger: MemoryLedger[str] = MemoryLedger({"cpu": 100})
+    for name in ("hot1", "hot2"):
+        ledger.reserve(name, {"cpu": 40})
+        ledger.unpin(name)
+        ledger.pin(name)
+        ledger.unpin(name)
+    for number in range(10):  # each is used once, and later than the hot ones were
+        for victim in ledger.victims({"cpu": 20}) or []:
+            ledger.release(victim)
+        ledger.reserve(f"cold{number}", {"cpu": 20})
+        ledger.unpin(f"cold{number}")
+    assert ledger.held == {"cpu": 100}
+    assert ledger.victims({"cpu": 20}) == ["cold9"]
+    assert ledger.victims({"cpu": 60}) == ["cold9", "hot1"]
+
+
+def test_what_is_protected_is_bounded_so_that_a_new_hot_model_gets_in() -> None:
+    ledger: MemoryLedger[str] = MemoryLedger({"cpu": 100})
+    for number in range(10):
+        ledger.reserve(f"m{number}", {"cpu": 10})
+        ledger.unpin(f"m{number}")
+    for number in range(10):
+        ledger.pin(f"m{number}")
+        ledger.unpin(f"m{number}")
+    assert ledger.victims({"cpu": 20}) == ["m0", "m1"]  # of ten that were used twice, eight are protected
+
+
 def test_what_is_in_use_stays() -> None:
     ledger: MemoryLedger[str] = MemoryLedger({"cpu": 100})
     ledger.reserve("a", {"cpu": 60})

@@ -130,6 +130,17 @@ async def test_fifty_callers_share_one_load(shelf: Callable[..., Shelf]) -> None
     await models.cache.close()
 
 
+async def test_ten_thousand_uses_of_a_loaded_model_load_nothing(shelf: Callable[..., Shelf]) -> None:
+    models = shelf(100_000)
+    models.add("a", 10)
+    (await models.acquire("a")).unpin()
+    told = len(models.states)
+    for _ in range(10_000):
+        (await models.acquire("a")).unpin()
+    assert len(models.states) == told
+    await models.cache.close()
+
+
 async def test_a_caller_that_is_cancelled_leaves_the_load_to_the_others_and_holds_no_pin(
     shelf: Callable[..., Shelf],
 ) -> None:
