@@ -29,7 +29,7 @@ _PATIENCE_S = 0.5  # how long a load waits for room before a model in use is ask
 _TURN_S = 2.0  # how long a loaded model may work, at least, before it is asked
 # Loading small models is work for the CPU that serving needs too. So, where one must go for another to come, the next
 # exchange waits for so many load times, and a load serves more of what has come together meanwhile; never longer than:
-_PAUSE_LOADS = 2
+_PAUSE_LOADS = 5
 _PAUSE_S = 1.0
 
 # Told of a model's state (fetching, loading, ready, failed, cold) and how much of it is fetched, 0 to 1.
