@@ -1,7 +1,8 @@
 """LoadNews: tells the installation, through the control topic, how far this worker is with loading a model.
 
-At most one record a second and model, and only the latest state: nothing piles up while the broker is away. Knows no
-Kafka client.
+At most one record a second and model, only the latest state, and nothing of a load that is over in a moment: so nothing
+piles up while the broker is away, and many small models that come and go are no load of their own. Knows no Kafka
+client.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from workers.publisher import Publication, Publisher
 from workers.resident import ModelKey
 
 _EVERY_S = 1.0
+_AFTER_S = 0.3  # a load that has ended by then is not told of
 _UNDER_WAY = ("fetching", "loading")
 
 
@@ -41,7 +43,11 @@ class LoadNews:
         is_under_way = state in _UNDER_WAY
         progress = LoadProgress(version, round(fetched_ratio, 2), time.time_ns() // 1_000_000)
         self._latest[model] = progress if is_under_way else None
-        self._tell(model)
+        if is_under_way and self._told.get(model) is None and model not in self._resting:
+            self._resting.add(model)
+            asyncio.get_running_loop().call_later(_AFTER_S, self._wake, model)
+        else:
+            self._tell(model)
 
     def _tell(self, model: str) -> None:
         latest = self._latest.get(model)

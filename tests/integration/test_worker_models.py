@@ -286,7 +286,7 @@ async def test_answers_keep_the_order_of_arrival_where_the_model_asks_for_it(sit
 
 
 async def test_a_load_is_told_on_the_control_topic_from_its_beginning_to_its_end(site: Installation) -> None:
-    site.add_device("dev", load_ms=200)
+    site.add_device("dev", load_ms=1500)
     async with client_of(site) as client, site.worker() as worker:
         await worker.ready()
         await client.send("dev", rows_request(_ROW))
