@@ -87,8 +87,8 @@ def error_value(error: InferenceError) -> bytes:
 
 
 def state_of(error: InferenceError) -> JobState:
-    """The terminal state that an error means."""
-    if error.code is ErrorCode.DEADLINE_EXCEEDED:
+    """The terminal state that an error means. Refused early, as the deadline was out of reach, is expired too."""
+    if error.code in (ErrorCode.DEADLINE_EXCEEDED, ErrorCode.OVERLOADED):
         return JobState.EXPIRED
     return JobState.CANCELLED if error.code is ErrorCode.CANCELLED else JobState.FAILED
 

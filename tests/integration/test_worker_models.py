@@ -272,6 +272,26 @@ async def test_a_model_that_does_not_load_answers_who_cannot_wait_and_serves_who
     assert served.state is JobState.SUCCEEDED
 
 
+async def test_a_deadline_out_of_reach_is_refused_early_once_durations_are_known_and_is_no_dead_letter(
+    site: Installation,
+) -> None:
+    site.add_device("dev", execute_base_ms=1000)
+    async with client_of(site) as client, site.worker() as worker:
+        await worker.ready()
+        results = await client.results("dev")
+        for _ in range(3):
+            learnt, _ = await client.send("dev", rows_request(_ROW))
+            await results.answered([learnt])
+        soon = Deadline.after(800, now_ms=time.time_ns() // 1_000_000)
+        hopeless, _ = await client.send("dev", rows_request(_ROW), deadline=soon)
+        outcome = (await results.answered([hopeless]))[hopeless]
+        assert worker.metric("tidegate_refused_requests_total", reason="hopeless") == 1
+        assert not (await (await client.dead("dev")).everything()).records
+    error = outcome.error()
+    assert error is not None
+    assert (outcome.state, outcome.started_ms, error.code) == (JobState.EXPIRED, 0, ErrorCode.OVERLOADED)
+
+
 async def test_answers_keep_the_order_of_arrival_where_the_model_asks_for_it(site: Installation) -> None:
     site.add_device("dev", max_batch_size=1, execute_base_ms=1, execute_row_ms=0)
     config = site.repository / "dev" / "config.pbtxt"

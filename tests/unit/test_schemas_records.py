@@ -177,7 +177,11 @@ def test_an_outcome_gives_its_error_back(code: ErrorCode) -> None:
     got = outcome.error()
     assert got is not None
     assert (got.code, got.detail()) == (code, error.detail())
-    expected = {ErrorCode.DEADLINE_EXCEEDED: JobState.EXPIRED, ErrorCode.CANCELLED: JobState.CANCELLED}
+    expected = {
+        ErrorCode.DEADLINE_EXCEEDED: JobState.EXPIRED,
+        ErrorCode.OVERLOADED: JobState.EXPIRED,
+        ErrorCode.CANCELLED: JobState.CANCELLED,
+    }
     assert outcome.state is expected.get(code, JobState.FAILED)
 
 
