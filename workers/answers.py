@@ -102,7 +102,8 @@ class Answers:
         """A request has failed."""
         if work.delivery.partition.lost and stage != "infer":
             return
-        self._recorder.fail(work.delivery, work.envelope, error, stage=stage, started_ms=work.started_ms)
+        started_ms = 0 if error.code is ErrorCode.DEADLINE_EXCEEDED else work.started_ms  # such a one never ran
+        self._recorder.fail(work.delivery, work.envelope, error, stage=stage, started_ms=started_ms)
 
     def _release(self) -> None:
         while self._cut and (done := self._done.pop(id(self._cut[0]), None)) is not None:

@@ -5,11 +5,12 @@ A model with neither goes straight to batch.py. Knows numpy, no backend and no b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from schemas.request import InferenceRequest
 from workers.batch import Array, Arrays, Outputs, Signature, assemble, signature_of
-from workers.model_config import ModelConfig
+from workers.model_config import ModelConfig, reshaped
 from workers.padded_outputs import PaddedOutputs
 from workers.padding import Padder
 
@@ -68,13 +69,5 @@ class BatchLayout:
         sizes = array.shape[len(lead) :]
         if len(sizes) != len(dims):
             return array
-        free = iter([size for size, dim in zip(sizes, dims, strict=True) if dim == -1])
-        shape = (*lead, *(next(free, 1) if dim == -1 else dim for dim in target))
-        return array.reshape(shape) if _count(shape) == array.size else array
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+        shape = (*lead, *reshaped(sizes, dims, target))
+        return array.reshape(shape) if math.prod(shape) == array.size else array

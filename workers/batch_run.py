@@ -6,7 +6,7 @@ Knows no thread, no queue and no Kafka.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from schemas.errors import ErrorCode, InferenceError
 from workers.batch import Arrays
@@ -34,6 +34,14 @@ class Batch:
         """Rows of all requests together."""
         return sum(self.rows)
 
+    def late(self, now_ms: int) -> list[int]:
+        """Which of the requests must not be run any more, by the wall clock: it was cut in time, and had to wait."""
+        return [
+            number
+            for number, work in enumerate(self.works)
+            if work.envelope.deadline is not None and work.envelope.deadline.passed(now_ms)
+        ]
+
     def singles(self) -> list[Batch]:
         """Each request as a batch of its own."""
         return [
@@ -51,7 +59,7 @@ class Finished:
     begun_us: int
     ended_us: int
     runs: int
-    out_of_memory_rows: Sequence[int] = ()  # sizes that had no memory, in the order of being tried
+    out_of_memory_rows: list[int] = field(default_factory=list)  # that had no memory, in the order of being tried
 
 
 @dataclass(slots=True, eq=False)
@@ -79,3 +87,12 @@ def after_hanging(model: str, batch: Batch, timeout_ms: int) -> tuple[list[Batch
         remedy="send less in one request, correct the model, or raise its execution timeout",
     )
     return [], error
+
+
+def too_late(model: str) -> InferenceError:
+    """The end of a request whose deadline passed before it could run."""
+    return InferenceError(
+        ErrorCode.DEADLINE_EXCEEDED,
+        f"the deadline passed before model {model!r} could run the request",
+        remedy="allow more time, or add workers",
+    )

@@ -8,13 +8,26 @@ Kafka client: a key is (topic, partition number).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 from schemas.progress import Progress, inherited_progress
 from workers.delivery import Partition
 
 Key = tuple[str, int]
 Commit = tuple[int, str | None]  # what a group has committed: offset, -1 if nothing, and metadata
+
+
+class Rounds(Protocol):
+    """Who is told of the group's rounds, in which its partitions are dealt out anew."""
+
+    def claim(self, *, is_member: bool) -> Collection[Key]:
+        """A round begins: what we own. `is_member` False: the group has put us out, nothing is ours any more."""
+        ...
+
+    def assign(self, assigned: set[Key]) -> None:
+        """A round has ended with this for us."""
+        ...
 
 
 class Holdings:

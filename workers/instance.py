@@ -22,8 +22,8 @@ from schemas.errors import ErrorCode, InferenceError, shown
 from workers.backend import Backend
 from workers.batch import Arrays, Outputs, rows_of
 from workers.batch_layout import BatchLayout
-from workers.batch_run import Abandoned, Batch, Finished
-from workers.bisection import Bisection
+from workers.batch_run import Abandoned, Batch, Finished, too_late
+from workers.bisection import Bisection, Part
 from workers.ceiling import Ceiling
 from workers.duration import DurationModel
 from workers.model_config import ModelConfig
@@ -218,15 +218,30 @@ class Instance:
             return _no_news
         submission.has_begun = True
         batch, arrays = submission.batch, submission.arrays
-        begun_us = _now_us()
-        bisection = Bisection(
-            self._config.name, batch.rows, lambda first, count: self._infer(batch, arrays, first, count)
-        )
-        parts = bisection.parts()
-        submission.finished = Finished(
-            batch, parts, begun_us, _now_us(), bisection.runs, tuple(bisection.out_of_memory_rows)
-        )
+        finished = Finished(batch, [], _now_us(), 0, 0)
+        first = 0
+        for late in (*batch.late(time.time_ns() // 1_000_000), len(batch.works)):
+            if first < late:
+                self._bisect(finished, arrays, first, late - first)
+            if late < len(batch.works):
+                finished.parts.append(Part(late, 1, None, too_late(self._config.name)))
+            first = late + 1
+        finished.ended_us = _now_us()
+        submission.finished = finished
         return lambda: self._loop.call_soon_threadsafe(self._tell, submission)
+
+    def _bisect(self, finished: Finished, arrays: Arrays, first: int, count: int) -> None:
+        """Run these requests of the batch, and add how they ended."""
+        bisection = Bisection(
+            self._config.name,
+            finished.batch.rows[first : first + count],
+            lambda begin, size: self._infer(finished.batch, arrays, first + begin, size),
+        )
+        for part in bisection.parts():
+            part.first += first
+            finished.parts.append(part)
+        finished.runs += bisection.runs
+        finished.out_of_memory_rows += bisection.out_of_memory_rows
 
     def _tell(self, submission: _Submission) -> None:
         if submission.is_given_up:
@@ -236,7 +251,7 @@ class Instance:
         finished = submission.finished
         for failed_rows in finished.out_of_memory_rows:
             self.ceiling.note_out_of_memory(failed_rows, finished.ended_us)
-        if finished.runs == 1 and finished.parts[0].outputs is not None:
+        if len(finished.parts) == 1 and finished.parts[0].outputs is not None:
             self.durations.observe(finished.batch.total_rows, finished.ended_us - finished.begun_us)
         rows = finished.batch.rows
         for part in finished.parts:

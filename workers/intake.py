@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -28,7 +28,7 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from schemas.errors import ErrorCode, InferenceError
 from schemas.progress import Progress
 from workers.deal import Claim, deal
-from workers.holdings import Commit, Key
+from workers.holdings import Commit, Key, Rounds
 
 _FETCH_WAIT_MS = 500
 _FETCH_RECORDS = 1000
@@ -140,18 +140,6 @@ class Reader:
         if self._consumer is None:
             raise RuntimeError("open() comes before this")
         return self._consumer
-
-
-class Rounds(Protocol):
-    """Who is told of the group's rounds, in which its partitions are dealt out anew."""
-
-    def claim(self, *, is_member: bool) -> Collection[Key]:
-        """A round begins: what we own. `is_member` False: the group has put us out, nothing is ours any more."""
-        ...
-
-    def assign(self, assigned: set[Key]) -> None:
-        """A round has ended with this for us."""
-        ...
 
 
 class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka publishes no types

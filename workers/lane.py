@@ -281,7 +281,7 @@ class Lane:
             return
         self.pump()  # first the next batch, then the answers of this one
         parts = finished.parts
-        if finished.runs > 1 or parts[0].is_transient:
+        if len(parts) > 1 or parts[0].is_transient:
             passing = [part for part in parts if part.is_transient]
             for part in passing if not self._flushing else ():  # interrupted is not failed: its next owner runs it
                 self._reruns.take(finished.batch, part)

@@ -11,6 +11,8 @@ import asyncio
 import time
 from functools import partial
 
+from msgspec import structs
+
 from schemas.control import LoadProgress, encode_load_progress, loading_key
 from workers.metrics import LOAD_PROGRESS
 from workers.publisher import Publication, Publisher
@@ -65,4 +67,7 @@ class LoadNews:
 
     def _wake(self, model: str) -> None:
         self._resting.discard(model)
+        latest = self._latest.get(model)
+        if latest is not None:  # also without progress: a worker that says nothing any more may have died
+            self._latest[model] = structs.replace(latest, at_ms=time.time_ns() // 1_000_000)
         self._tell(model)

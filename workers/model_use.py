@@ -117,6 +117,8 @@ class ModelUse:
         """Load another instance in place of an abandoned one, again and again until there is one."""
         assert self._resident is not None
         self._models.remove(self._resident, instance)
+        if not self._resident.pin():  # others wait for its memory: it is loaded anew, and whole, when it comes back
+            return
         task = self._tasks.create_task(self._replace(self._resident), name=f"replace an instance of {self._key}")
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
@@ -143,14 +145,17 @@ class ModelUse:
 
     async def _replace(self, resident: Resident) -> None:
         failures = 0
-        while not self._stopped:
-            try:
-                await self._models.add_instance(resident)
-                break
-            except InferenceError as error:
-                failures += 1
-                log.warning("replace_instance_failed", model=str(self._key), error=error.message)
-                await asyncio.sleep(_LOAD_RETRY.pause_ms(failures, random.random()) / 1000)
+        try:
+            while not self._stopped:
+                try:
+                    await self._models.add_instance(resident)
+                    break
+                except InferenceError as error:
+                    failures += 1
+                    log.warning("replace_instance_failed", model=str(self._key), error=error.message)
+                    await asyncio.sleep(_LOAD_RETRY.pause_ms(failures, random.random()) / 1000)
+        finally:
+            resident.unpin()
         self._on_change()
 
 

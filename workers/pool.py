@@ -33,7 +33,6 @@ class Pool:
             open_store(settings.repository), cache=settings.cache, cache_bytes=settings.cache_bytes
         )
         self.models: dict[str, RepositoryModel] = {}
-        self.fingerprints: dict[str, str] = {}  # of the models as the repository had them when they were read
         self.request_topics: dict[str, RequestTopic] = {}
 
     async def names(self) -> list[str]:
@@ -47,7 +46,6 @@ class Pool:
         """
         for name in await self.names():
             try:
-                self.fingerprints[name] = await asyncio.to_thread(self.repository.fingerprint, name)
                 self.models[name] = await asyncio.to_thread(self.repository.read, name)
             except InferenceError as error:
                 if isinstance(error.__cause__, StoreUnavailable):  # says nothing of the model

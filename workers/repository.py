@@ -30,12 +30,14 @@ from workers.repository_layout import CONFIG_FILENAME, WARM_UP_DIRECTORY, decode
 class RepositoryModel(msgspec.Struct, frozen=True):
     """A model as the repository has it. `versions` are those to serve, ascending; `config_text` None: there is none.
 
-    `fingerprints` name the state of each version: its files and the configuration.
+    `fingerprint` names the state of the whole model (see ModelRepository.fingerprint), `fingerprints` that of each
+    version: its files and the configuration.
     """
 
     config: ModelConfig
     versions: tuple[str, ...]
     config_text: str | None
+    fingerprint: str = ""
     fingerprints: dict[str, str] = {}
 
     @property
@@ -123,7 +125,7 @@ class ModelRepository:
                 description = describe_model(config.backend, fetched.path, filename=config.default_model_filename)
             config = config.completed(description)
         fingerprints = {version: _digest([text, files.stamps(f"{version}/")]) for version in versions}
-        return RepositoryModel(config=config, versions=versions, config_text=text, fingerprints=fingerprints)
+        return RepositoryModel(config, versions, text, files.fingerprint(), fingerprints)
 
     def fingerprint(self, model: str) -> str:
         """Names what the repository holds of a model now: another one means that configuration, versions or files
@@ -131,8 +133,7 @@ class ModelRepository:
 
         Raises InferenceError(MODEL_NOT_FOUND), or MODEL_LOAD_FAILED with cause.
         """
-        files = self._files(model, is_fresh=True)
-        return _digest([sorted(files.versions), files.stamps("")])
+        return self._files(model, is_fresh=True).fingerprint()
 
     def fetch(self, ref: ModelRef, *, on_progress: OnProgress | None = None) -> FetchedVersion:
         """All files of a version (the highest in the repository when `ref` names none) and of its model's warm-up.
@@ -229,6 +230,10 @@ class _ModelFiles:
     def objects_below(self, directory: str) -> list[ObjectInfo]:
         """The objects in a directory of the model ('1/')."""
         return [info for info in self.objects if info.key.startswith(self._prefix + directory)]
+
+    def fingerprint(self) -> str:
+        """Names the state of the whole model."""
+        return _digest([sorted(self.versions), self.stamps("")])
 
     def stamps(self, directory: str) -> list[tuple[str, int, str]]:
         """What tells one state of a directory's objects from another; '' is the whole model."""

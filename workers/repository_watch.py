@@ -43,7 +43,7 @@ class RepositoryWatch:
         self._on_new = on_new
         self._on_changed = on_changed
         self._every_s = every_s
-        self._seen = dict(pool.fingerprints)
+        self._seen = {name: model.fingerprint for name, model in pool.models.items()}
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""

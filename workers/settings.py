@@ -60,7 +60,7 @@ class ServeSettings(WorkerSettings):
         description='models to load before the worker is ready, as a JSON list; ["*"]: all; else on the first record',
     )
     repository_poll_s: NonNegativeFloat = Field(
-        10.0, description="seconds between looks at the repository for new models and versions; 0: never"
+        10.0, description="seconds between looks at the repository, a listing of each model, for what is new; 0: never"
     )
     health_host: str = Field("127.0.0.1", description="address of /health/live, /health/ready and /metrics")
     health_port: NonNegativeInt = Field(8081, description="port of the same; 0: any free one, told in the log")

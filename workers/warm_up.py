@@ -17,7 +17,7 @@ from schemas.errors import ErrorCode, InferenceError
 from schemas.tensor import iter_bytes_elements
 from workers.backend import Array, Backend, OutOfMemory
 from workers.batch import NUMPY_TYPE
-from workers.model_config import ModelConfig, ModelConfigError, WarmUp, WarmUpInput
+from workers.model_config import ModelConfig, ModelConfigError, WarmUp, WarmUpInput, reshaped
 
 _LOG = structlog.get_logger(__name__)
 _SEED = 0  # every start warms up with the same numbers
@@ -79,9 +79,7 @@ def model_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple
     reshape = config.input_reshapes.get(name)
     if reshape is None:
         return shape
-    dims = next(spec.shape for spec in config.inputs if spec.name == name)
-    free = iter([size for size, dim in zip(shape, dims, strict=True) if dim < 0])
-    return tuple(next(free) if dim < 0 else dim for dim in reshape)
+    return reshaped(shape, next(spec.shape for spec in config.inputs if spec.name == name), reshape)
 
 
 def _array(config: ModelConfig, sample: WarmUp, field: WarmUpInput, directory: Path) -> Array:

@@ -164,9 +164,13 @@ class Worker:
         await self._preload(pool, served, models)
         if pool.models:
             await self._join(intake)
+        await self._work(work, engine, intake, watch)
+
+    async def _work(self, work: asyncio.TaskGroup, engine: Engine, intake: GroupIntake, watch: RepositoryWatch) -> None:
+        """Serve until told to stop, drain, and end the task group."""
         fetching = work.create_task(self._fetch(engine), name="fetch")
         others = [work.create_task(self._commit_on_timer(intake), name="commit")]
-        if settings.repository_poll_s:
+        if self._settings.repository_poll_s:
             others.append(work.create_task(watch.run(), name="watch repository"))
         self._enter(State.SERVING)
         await self._stopping.wait()

@@ -272,3 +272,22 @@ async def test_a_repository_that_comes_late_is_waited_for(
             await worker.ready()
             id_, _ = await client.send("dev", rows_request([1.0]))
             await (await client.results("dev")).answered([id_])
+
+
+async def test_a_worker_that_starts_while_the_repository_is_away_serves_what_its_machine_has(
+    site: Installation, s3_server: str, s3_bucket_url: str
+) -> None:
+    write_model(site.repository, "sum", identity())
+    model = (site.repository / "sum" / "1" / "model.onnx").read_bytes()
+    open_store(s3_bucket_url).put("sum/1/model.onnx", model)
+    async with TcpGate(s3_server) as gate, client_of(site) as client:
+        results = None
+        for is_away in (False, True):
+            if is_away:
+                await gate.close()
+            async with site.worker(repository=s3_bucket_url, s3_url=gate.url) as worker:
+                await worker.ready()
+                results = results or await client.results("sum")
+                id_, _ = await client.send("sum", rows_request([1.0] * 4))
+                assert values_of((await results.answered([id_]))[id_]) == [1.0] * 4
+        assert any("use_last_listing" in line for line in worker.lines)

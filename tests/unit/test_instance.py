@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from schemas.deadline import Deadline
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import TensorSpec
 from schemas.progress import Progress
@@ -128,6 +129,27 @@ async def happens(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, PATIENCE_S)
 
 
+async def test_who_is_too_late_when_a_prepared_batch_begins_is_not_run_and_the_others_are() -> None:
+    device = Device()
+    async with loaded(device) as it:
+        batch = batch_of(1, 2, 3, 4, 5)
+        for late in (1, 4):
+            batch.works[late].envelope = Envelope(str(late), deadline=Deadline(1))
+        batch.works[0].envelope = Envelope("0", deadline=Deadline(1 << 60))
+        it.submit(batch)
+        [finished] = await it.finished(1)
+        assert it.instance.durations.estimate_us(1) is None  # parts of a batch teach nothing
+    assert device.ran == [[1], [3, 4]]
+    assert [(part.first, part.count, part.outputs is None) for part in finished.parts] == [
+        (0, 1, False),
+        (1, 1, True),
+        (2, 2, False),
+        (4, 1, True),
+    ]
+    errors = [part.error for part in finished.parts if part.error is not None]
+    assert [error.code for error in errors] == [ErrorCode.DEADLINE_EXCEEDED] * 2
+
+
 async def test_memory_that_lacks_answers_everyone_and_lowers_the_ceiling_of_this_instance() -> None:
     device = Device(memory_rows=10)
     async with loaded(device) as it, loaded(Device()) as other:
@@ -135,7 +157,7 @@ async def test_memory_that_lacks_answers_everyone_and_lowers_the_ceiling_of_this
         it.submit(batch_of(*range(32)))
         [finished] = await it.finished(1)
         assert all(part.outputs is not None for part in finished.parts)
-        assert finished.out_of_memory_rows == (32, 16)
+        assert finished.out_of_memory_rows == [32, 16]
         assert finished.runs == 2 + 4
         assert it.instance.ceiling.rows(finished.ended_us) == 8
         assert other.instance.ceiling.rows(finished.ended_us) == 32
