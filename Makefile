@@ -52,7 +52,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV), once: about a minute"
 	@$(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gateway,onnx,s3]' --group dev
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gateway,telemetry,onnx,s3]' --group dev
 	@touch $(READY)
 
 $(READY_FULL): $(READY)

@@ -15,11 +15,11 @@ import msgspec
 import structlog
 
 from gateway.broker import REQUEST_TIMEOUT_S, Broker, BrokerError, Record
+from gateway.call import Call
 from gateway.job_id import Job, encode_job_id
 from gateway.outbox import Handed
 from gateway.outcomes import Outcomes
 from schemas.control import ModelAnnouncement
-from schemas.deadline import Deadline
 from schemas.errors import ErrorCode, InferenceError
 from schemas.outcome import Outcome
 from schemas.record import Envelope, ReplyTo, request_headers
@@ -28,20 +28,6 @@ from schemas.topics import Topics
 from schemas.v2 import encode_request
 
 _log = structlog.get_logger(__name__)
-
-
-class Call(msgspec.Struct, frozen=True):
-    """How a caller wants a request run.
-
-    `detached`: do not wait, the worker stores the outcome. `wait_ms`: how long to wait otherwise.
-    """
-
-    id: str
-    wait_ms: int
-    detached: bool = False
-    deadline: Deadline | None = None
-    traceparent: str = ""
-    model_version: str = ""
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -234,11 +220,15 @@ class Dispatcher:
             reply_to,
             call.deadline,
             call.model_version,
-            0,
+            call.priority,
             1,
             call.traceparent,
             claim,
             call.detached,
+            call.start_by,
+            call.execution_timeout_ms,
+            call.caller.tenant,
+            call.webhook,
         )
         headers = request_headers(envelope, header_length, now_ms=time.time_ns() // 1_000_000)
         outbox = self._broker.outbox(model.topic)

@@ -15,13 +15,13 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from gateway.call import Call, clocks_of, priority_of
 from gateway.catalogue import Catalogue
-from gateway.dispatcher import Accepted, Call, Dispatcher
+from gateway.dispatcher import Accepted, Dispatcher
 from gateway.jobs import job_path, queued_document
 from gateway.metrics import Metrics
 from gateway.outcomes import Outcomes
 from gateway.problem import RawHeaders, problem_response
-from schemas.deadline import Deadline
 from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.outcome import Outcome
 from schemas.request import InferenceRequest
@@ -176,13 +176,25 @@ class Infer:
         wait_ms = self._wait_ms
         if preferences.wait_s is not None:
             wait_ms = min(wait_ms, preferences.wait_s * 1000)
-        deadline = None
-        budget_ms = _budget_ms(request.parameters)
-        if budget_ms:
-            deadline = Deadline.after(budget_ms, now_ms=time.time_ns() // 1_000_000)
-            wait_ms = min(wait_ms, budget_ms + _EXPIRED_ANSWER_GRACE_MS)
         detached = preferences.respond_async and preferences.wait_s is None
-        return Call(request_id, wait_ms, detached, deadline, traceparent, version)
+        parameters = request.parameters
+        if not parameters:
+            return Call(request_id, wait_ms, detached, None, traceparent, version)
+        clocks, now_ms = clocks_of(parameters), time.time_ns() // 1_000_000
+        for budget_ms in (clocks.deadline_ms, clocks.start_ms):
+            if budget_ms:
+                wait_ms = min(wait_ms, budget_ms + _EXPIRED_ANSWER_GRACE_MS)
+        return Call(
+            request_id,
+            wait_ms,
+            detached,
+            clocks.deadline(now_ms),
+            traceparent,
+            version,
+            clocks.start_by(now_ms),
+            clocks.execution_ms,
+            priority_of(parameters),
+        )
 
 
 def _header_length(sent: dict[bytes, bytes]) -> int | None:
@@ -197,21 +209,6 @@ def _header_length(sent: dict[bytes, bytes]) -> int | None:
             remedy="send the length of the JSON part in bytes, or leave the header out when the body is only JSON",
         )
     return int(text)
-
-
-def _budget_ms(parameters: dict[str, Any]) -> int:
-    """The request parameter `timeout`, microseconds until which the request must have started; 0: no deadline."""
-    timeout_us = parameters.get("timeout")
-    if timeout_us is None:
-        return 0
-    if type(timeout_us) is not int or not 0 <= timeout_us < 1 << 53:
-        raise invalid(
-            "the parameter timeout is no number of microseconds",
-            field="parameters.timeout",
-            value=timeout_us,
-            remedy="send a whole number of microseconds; 0 or nothing for no deadline",
-        )
-    return -(-timeout_us // 1000)
 
 
 def _has_left(receive: Receive) -> bool:

@@ -15,7 +15,12 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 _CONTENT_TYPE = (b"content-type", b"application/problem+json")
 # When to come again. Others of a retryable kind carry no time: nobody knows one.
-_RETRY_AFTER_S = {ErrorCode.OVERLOADED: 1, ErrorCode.UNAVAILABLE: 1, ErrorCode.MODEL_LOAD_FAILED: 5}
+_RETRY_AFTER_S = {
+    ErrorCode.REQUEST_TIMEOUT: 1,
+    ErrorCode.OVERLOADED: 1,
+    ErrorCode.UNAVAILABLE: 1,
+    ErrorCode.MODEL_LOAD_FAILED: 5,
+}
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from gateway.backlog import Backlog
 from gateway.broker import Broker, BrokerError, Follower
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Dispatcher
+from gateway.fleet import Fleet
 from gateway.infer import Infer
 from gateway.job_id import signing_key
 from gateway.jobs import Jobs
@@ -116,6 +117,7 @@ class Service:
         self._broker = Broker(bootstrap=settings.kafka_bootstrap, client_id=f"tidegate-gateway-{gateway_id}")
         self._news: asyncio.Queue[str] = asyncio.Queue()
         self._catalogue = Catalogue(on_announced=lambda model: self._news.put_nowait(model.topic))
+        self._fleet = Fleet()
         store = open_store(settings.store)
         if isinstance(store, DirectoryStore):  # of all that share the directory, gateways start least often
             threading.Thread(target=_sweep, args=(store,), name="sweep store", daemon=True).start()
@@ -197,6 +199,7 @@ class Service:
         def learn(records: Any) -> None:
             for record in records:
                 self._catalogue.apply(record.key, record.value)
+                self._fleet.apply(record.key, record.value)
 
         beside(self._replies.read(on_poll=reading.set), "reply reader")
         beside(follower.run(learn, on_poll=check_known), "control reader")

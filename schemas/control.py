@@ -17,11 +17,13 @@ _LOADING_KEY = "loading/"
 _LOADING_MS = 30_000  # a load that has told nothing for so long may have died with its worker
 
 
-class ModelAnnouncement(msgspec.Struct, frozen=True):
+class ModelAnnouncement(msgspec.Struct, frozen=True, omit_defaults=True):
     """A model that a pool serves.
 
     `epoch` tells one life of the request topic from the next: it is drawn from the topic's id, so a job id of a topic
-    that was deleted and created again cannot name a stranger's request.
+    that was deleted and created again cannot name a stranger's request. `config` is the configuration that is served,
+    as JSON in the field names of Triton's schema; None of a worker that tells none. `labels` are the names of classes
+    by output, for outputs that have a label file.
     """
 
     metadata: ModelMetadata
@@ -29,6 +31,8 @@ class ModelAnnouncement(msgspec.Struct, frozen=True):
     topic: str
     epoch: int
     partitions: int
+    config: msgspec.Raw | None = None
+    labels: dict[str, tuple[str, ...]] = {}
 
 
 class LoadProgress(msgspec.Struct, frozen=True):

@@ -16,18 +16,27 @@ class ErrorCode(Enum):
 
     INVALID_REQUEST = ("invalid_request", False, 400, "INVALID_ARGUMENT")
     UNDECODABLE_RECORD = ("undecodable_record", False, 400, "INVALID_ARGUMENT")
+    UNAUTHENTICATED = ("unauthenticated", False, 401, "UNAUTHENTICATED")
+    PERMISSION_DENIED = ("permission_denied", False, 403, "PERMISSION_DENIED")
     MODEL_NOT_FOUND = ("model_not_found", False, 404, "NOT_FOUND")
     JOB_NOT_FOUND = ("job_not_found", False, 404, "NOT_FOUND")
+    NOT_ACCEPTABLE = ("not_acceptable", False, 406, "INVALID_ARGUMENT")
+    REQUEST_TIMEOUT = ("request_timeout", True, 408, "DEADLINE_EXCEEDED")
     CONFLICT = ("conflict", False, 409, "FAILED_PRECONDITION")
     RESULT_EXPIRED = ("result_expired", False, 410, "NOT_FOUND")
     PAYLOAD_TOO_LARGE = ("payload_too_large", False, 413, "RESOURCE_EXHAUSTED")
+    UNSUPPORTED_MEDIA_TYPE = ("unsupported_media_type", False, 415, "INVALID_ARGUMENT")
+    IDEMPOTENCY_MISMATCH = ("idempotency_mismatch", False, 422, "ALREADY_EXISTS")
     OVERLOADED = ("overloaded", True, 429, "RESOURCE_EXHAUSTED")
+    HEADERS_TOO_LARGE = ("headers_too_large", False, 431, "RESOURCE_EXHAUSTED")
     CANCELLED = ("cancelled", False, 499, "CANCELLED")
     MODEL_FAILED = ("model_failed", False, 500, "INTERNAL")
     INTERNAL = ("internal", False, 500, "INTERNAL")
+    UNSUPPORTED = ("unsupported", False, 501, "UNIMPLEMENTED")
     MODEL_LOAD_FAILED = ("model_load_failed", True, 503, "UNAVAILABLE")
     UNAVAILABLE = ("unavailable", True, 503, "UNAVAILABLE")
     DEADLINE_EXCEEDED = ("deadline_exceeded", False, 504, "DEADLINE_EXCEEDED")
+    EXECUTION_TIMEOUT = ("execution_timeout", False, 504, "DEADLINE_EXCEEDED")
 
     def __init__(self, wire: str, retryable: bool, http_status: int, grpc_status: str) -> None:
         self.wire = wire

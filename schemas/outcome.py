@@ -11,7 +11,16 @@ from enum import Enum
 import msgspec
 
 from schemas.errors import ErrorCode, ErrorDetail, InferenceError
-from schemas.record import BINARY_CONTENT, JSON_CONTENT, SPEC_VERSION, Headers, Origin, rfc3339
+from schemas.record import (
+    BINARY_CONTENT,
+    JSON_CONTENT,
+    SPEC_VERSION,
+    TENANT_HEADER,
+    WEBHOOK_HEADER,
+    Headers,
+    Origin,
+    rfc3339,
+)
 from schemas.tensor import Buffer
 from schemas.v2 import HEADER_LENGTH
 
@@ -42,7 +51,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     `value` is a v2 response (its JSON part `header_length` bytes long, None: all JSON) when `state` is SUCCEEDED,
     else the JSON of an ErrorDetail. Times are milliseconds since the epoch: created by the broker's clock, started
     and finished by the worker's; started is 0 for a request that never ran. `claim` is the object key of a value that
-    was too large for a record; `value` is empty then. A stored object always holds its value itself.
+    was too large for a record; `value` is empty then. A stored object always holds its value itself. `tenant` and
+    `webhook` are the request's.
     """
 
     id: str
@@ -55,6 +65,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     finished_ms: int = 0
     traceparent: str = ""
     claim: str = ""
+    tenant: str = ""
+    webhook: str = ""
 
     def error(self) -> InferenceError | None:
         """The error of an outcome that is no success."""
@@ -75,6 +87,8 @@ class _StoredHead(msgspec.Struct, omit_defaults=True):
     started_ms: int = 0
     finished_ms: int = 0
     traceparent: str = ""
+    tenant: str = ""
+    webhook: str = ""
 
 
 _error_decoder = msgspec.json.Decoder(ErrorDetail)
@@ -119,6 +133,10 @@ def outcome_headers(outcome: Outcome, source: bytes) -> list[tuple[str, bytes]]:
         headers.append(("traceparent", outcome.traceparent.encode()))
     if outcome.claim:
         headers.append(("tidegate-claim", outcome.claim.encode()))
+    if outcome.tenant:
+        headers.append((TENANT_HEADER, outcome.tenant.encode()))
+    if outcome.webhook:
+        headers.append((WEBHOOK_HEADER, outcome.webhook.encode()))
     return headers
 
 
@@ -139,6 +157,8 @@ def decode_outcome_record(headers: Headers, value: Buffer | None) -> Outcome:
             int(finished),
             got.get("traceparent", b"").decode(),
             got.get("tidegate-claim", b"").decode(),
+            got.get(TENANT_HEADER, b"").decode(),
+            got.get(WEBHOOK_HEADER, b"").decode(),
         )
     except (KeyError, ValueError, AttributeError) as cause:
         raise InferenceError(
@@ -158,6 +178,8 @@ def encode_stored(outcome: Outcome) -> bytes:
             outcome.started_ms,
             outcome.finished_ms,
             outcome.traceparent,
+            outcome.tenant,
+            outcome.webhook,
         )
     )
     return b"".join((_MAGIC, len(head).to_bytes(4, "little"), head, outcome.value))
@@ -183,6 +205,9 @@ def decode_stored(data: Buffer) -> Outcome:
         head.started_ms,
         head.finished_ms,
         head.traceparent,
+        "",
+        head.tenant,
+        head.webhook,
     )
 
 

@@ -7,7 +7,7 @@ to the results topic. Knows no Kafka client: headers are (name, bytes) pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -22,7 +22,11 @@ from schemas.v2 import HEADER_LENGTH, decode_request, encode_request
 Headers = Sequence[tuple[str, bytes]]
 
 DEADLINE_HEADER = "tidegate-deadline-ms"
+START_BY_HEADER = "tidegate-start-by-ms"
+EXECUTION_TIMEOUT_HEADER = "tidegate-execution-timeout-ms"
 VERSION_HEADER = "tidegate-model-version"
+TENANT_HEADER = "tidegate-tenant"
+WEBHOOK_HEADER = "tidegate-webhook"
 REQUEST_TYPE = b"tidegate.inference.request.v1"
 SPEC_VERSION = ("ce_specversion", b"1.0")
 JSON_CONTENT = ("content-type", b"application/json")
@@ -71,6 +75,10 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     `id` is the CloudEvents id, unique per source. Without `reply_to` the answer goes to the results topic and the
     object store. `attempt` counts runs that failed, not interruptions. `claim` is the object key of a value that
     was too large for a record. `stored` asks for the outcome in the object store, as asynchronous jobs do.
+
+    Three clocks: `deadline` is when the answer is of no use any more, `start_by` when the request must have begun to
+    run, `execution_timeout_ms` how long it may run, 0 for as long as its model allows. `tenant` is who sent it, empty
+    where there are no tenants. `webhook` is a URL that wants to hear of the outcome; both travel on with the outcome.
     """
 
     id: str
@@ -83,6 +91,17 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     traceparent: str = ""
     claim: str = ""
     stored: bool = False
+    start_by: Deadline | None = None
+    execution_timeout_ms: int = 0
+    tenant: str = ""
+    webhook: str = ""
+
+    @property
+    def begin_by(self) -> Deadline | None:
+        """The moment from which the request must not begin to run."""
+        if self.start_by is None or self.deadline is None:
+            return self.start_by or self.deadline
+        return min(self.start_by, self.deadline)
 
 
 @lru_cache(maxsize=64)  # the records of one batch or one moment share it
@@ -126,7 +145,20 @@ def request_headers(envelope: Envelope, header_length: int, *, now_ms: int) -> l
         headers.append(("tidegate-claim", envelope.claim.encode()))
     if envelope.stored:
         headers.append(("tidegate-stored", b"1"))
+    if envelope.start_by is not None or envelope.execution_timeout_ms or envelope.tenant or envelope.webhook:
+        headers.extend(_rare_headers(envelope))
     return headers
+
+
+def _rare_headers(envelope: Envelope) -> Iterator[tuple[str, bytes]]:
+    if envelope.start_by is not None:
+        yield START_BY_HEADER, b"%d" % envelope.start_by.at_ms
+    if envelope.execution_timeout_ms:
+        yield EXECUTION_TIMEOUT_HEADER, b"%d" % envelope.execution_timeout_ms
+    if envelope.tenant:
+        yield TENANT_HEADER, envelope.tenant.encode()
+    if envelope.webhook:
+        yield WEBHOOK_HEADER, envelope.webhook.encode()
 
 
 def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | None]:
@@ -145,6 +177,10 @@ def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | N
         reply_to = ReplyTo.parse(got[name].decode()) if name in got else None
         name = DEADLINE_HEADER
         deadline = Deadline(_number(got[name])) if name in got else None
+        name = START_BY_HEADER
+        start_by = Deadline(_number(got[name])) if name in got else None
+        name = EXECUTION_TIMEOUT_HEADER
+        execution_timeout_ms = _number(got[name]) if name in got else 0
         name = "tidegate-priority"
         priority = _number(got[name]) if name in got else 0
         name = "tidegate-attempt"
@@ -161,8 +197,12 @@ def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | N
             got.get("traceparent", b"").decode(),
             got.get("tidegate-claim", b"").decode(),
             "tidegate-stored" in got,
+            start_by,
+            execution_timeout_ms,
+            got.get(TENANT_HEADER, b"").decode(),
+            got.get(WEBHOOK_HEADER, b"").decode(),
         )
-        if len(id_) > _MAX_TEXT_CHARS or len(envelope.traceparent) > _MAX_TEXT_CHARS:
+        if max(len(id_), len(envelope.traceparent), len(envelope.tenant), len(envelope.webhook)) > _MAX_TEXT_CHARS:
             raise ValueError(f"it is longer than {_MAX_TEXT_CHARS} characters")
     except (ValueError, AttributeError, TypeError) as cause:
         raise InferenceError(

@@ -39,7 +39,7 @@ class Batch:
         return [
             number
             for number, work in enumerate(self.works)
-            if work.envelope.deadline is not None and work.envelope.deadline.passed(now_ms)
+            if (begin_by := work.envelope.begin_by) is not None and begin_by.passed(now_ms)
         ]
 
     def singles(self) -> list[Batch]:

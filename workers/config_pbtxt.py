@@ -82,7 +82,7 @@ def examine_config(text: str, *, model: str, files: Iterable[str] = ()) -> Confi
 
 
 def _parse(text: str, model: str) -> Any:
-    from google.protobuf import text_format  # type: ignore[import-untyped]  # protobuf publishes no types
+    from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
     try:

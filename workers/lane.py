@@ -145,7 +145,7 @@ class Lane:
             self._timer.cancel()
 
     def _entry(self, work: Work, rows: int, arrived_us: int, at_us: int) -> Entry[Work]:
-        deadline = work.envelope.deadline
+        deadline = work.envelope.begin_by
         deadline_us = None
         if deadline is not None:
             deadline_us = at_us + 1000 * deadline.at_ms - time.time_ns() // 1000

@@ -141,6 +141,9 @@ class OrderedResults:
             started_ms,
             time.time_ns() // 1_000_000,
             envelope.traceparent,
+            "",
+            envelope.tenant,
+            envelope.webhook,
         )
         number = delivery.partition.number % self._partition_count
         headers = outcome_headers(outcome, self._source)

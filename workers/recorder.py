@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import structlog
+from msgspec.structs import replace
 
 from schemas.errors import InferenceError
 from schemas.outcome import (
@@ -120,6 +121,9 @@ class OutcomeRecorder:
             started_ms,
             now_ms,
             envelope.traceparent,
+            "",
+            envelope.tenant,
+            envelope.webhook,
         )
         dead = None
         if outcome.state is JobState.FAILED:
@@ -234,18 +238,7 @@ class OutcomeRecorder:
     async def _claim(self, outcome: Outcome) -> Outcome:
         key = f"claims/answers/{outcome.origin}"
         await self._with_store(lambda: self._store.put(key, outcome.value))
-        return Outcome(
-            outcome.id,
-            outcome.state,
-            outcome.origin,
-            b"",
-            outcome.header_length,
-            outcome.created_ms,
-            outcome.started_ms,
-            outcome.finished_ms,
-            outcome.traceparent,
-            key,
-        )
+        return replace(outcome, value=b"", claim=key)
 
     async def _written(self, topic: str, partition: int, value: Any, headers: list[tuple[str, bytes]]) -> None:
         """Publish one record and wait until it is durable. `partition` is taken modulo the topic's."""

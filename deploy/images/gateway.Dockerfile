@@ -7,8 +7,9 @@ COPY schemas schemas
 COPY store store
 COPY gateway gateway
 COPY workers workers
+COPY tidegate tidegate
 RUN python -m venv /opt/tidegate \
- && /opt/tidegate/bin/pip install --no-cache-dir -c constraints.txt '.[gateway,s3]'
+ && /opt/tidegate/bin/pip install --no-cache-dir -c constraints.txt '.[gateway,telemetry,s3]'
 
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 --no-create-home tidegate

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"schemas", "store", "gateway", "workers"}
+PACKAGES = {"schemas", "store", "gateway", "workers", "tidegate"}
 _PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 

@@ -84,11 +84,15 @@ async def test_a_malformed_traceparent_is_replaced(http: httpx.AsyncClient, work
     assert response.headers["traceparent"] == taken.envelope.traceparent
 
 
-async def test_a_timeout_becomes_the_deadline(http: httpx.AsyncClient, worker: EchoWorker) -> None:
-    body = BODY | {"parameters": {"timeout": 5_000_000}}
-    _, taken = await answered(worker, http.post(path(worker), json=body))
-    assert taken.envelope.deadline is not None
-    assert abs(taken.envelope.deadline.at_ms - taken.created_ms - 5000) < 1000
+async def test_the_three_clocks_and_the_priority_are_kept_apart(http: httpx.AsyncClient, worker: EchoWorker) -> None:
+    asked = {"timeout": 5_000_000, "deadline_ms": 9000, "execution_timeout_ms": 700, "priority": 2}
+    _, taken = await answered(worker, http.post(path(worker), json=BODY | {"parameters": asked}))
+    envelope = taken.envelope
+    assert envelope.start_by is not None
+    assert envelope.deadline is not None
+    assert abs(envelope.start_by.at_ms - taken.created_ms - 5000) < 1000
+    assert abs(envelope.deadline.at_ms - taken.created_ms - 9000) < 1000
+    assert (envelope.execution_timeout_ms, envelope.priority) == (700, 2)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import text_format  # type: ignore[import-untyped]  # protobuf publishes no types
+from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from workers.config_fields import FIELDS, ignored_fields, refused_faults, set_fields
