@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
@@ -45,3 +47,10 @@ ANYONE = Caller()  # where nothing is configured, everyone may do everything
 def _covers(scope: str, operation: str, model: str) -> bool:
     allowed, _, models = scope.partition(":")
     return fnmatchcase(operation, allowed) and fnmatchcase(model, models or "*")
+
+
+def caller_in(scope: MutableMapping[str, Any]) -> Caller:
+    """Who sent the request of this ASGI scope, as the access check noted it; ANYONE where nothing is configured."""
+    caller = scope.get("state", {}).get("caller", ANYONE)
+    assert isinstance(caller, Caller)  # nobody else writes there
+    return caller
