@@ -44,7 +44,8 @@ class Call(msgspec.Struct, frozen=True):
     """How a caller wants a request run.
 
     `detached`: do not wait, the worker stores the outcome. `wait_ms`: how long to wait otherwise. `webhook` is a URL to
-    tell the outcome to, for detached requests only.
+    tell the outcome to, for detached requests only. `ends_with_caller`: when the caller leaves, the request must not
+    run any more, and nobody wants its answer.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Call(msgspec.Struct, frozen=True):
     priority: int = 0
     webhook: str = ""
     caller: Caller = ANYONE
+    ends_with_caller: bool = False
 
 
 def clocks_of(parameters: dict[str, Any]) -> Clocks:

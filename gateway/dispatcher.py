@@ -19,15 +19,18 @@ from gateway.call import Call
 from gateway.job_id import Job, encode_job_id
 from gateway.outbox import Handed
 from gateway.outcomes import Outcomes
+from schemas.cancellation import Cancellation, cancellation_key, encode_cancellation
 from schemas.control import ModelAnnouncement
 from schemas.errors import ErrorCode, InferenceError
 from schemas.outcome import Outcome
-from schemas.record import Envelope, ReplyTo, request_headers
+from schemas.record import Envelope, Origin, ReplyTo, request_headers
 from schemas.request import InferenceRequest
 from schemas.topics import Topics
 from schemas.v2 import encode_request
 
 _log = structlog.get_logger(__name__)
+
+_SAME_MOMENT_MS = 100  # a caller's deadline ends its call somewhat before or after it ends the request
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -99,6 +102,8 @@ class Dispatcher:
         self._claim_above_bytes = claim_above_bytes
         self._reply_to: ReplyTo | None = None
         self._waiters: dict[bytes, _Waiter] = {}
+        self._forsaken: dict[bytes, None] = {}  # whose answers nobody wants; in the order in which they came
+        self._cancelling: set[asyncio.Task[None]] = set()
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -121,7 +126,7 @@ class Dispatcher:
 
         Raises InferenceError: OVERLOADED without a permit, UNAVAILABLE while closed or when Kafka or the object store
         does not take the request in time; then it may still run, its answer is dropped. A cancelled caller's request
-        goes on, its answer is kept.
+        goes on and its answer is kept, unless the call says that it ends with its caller.
         """
         if self._reply_to is None:
             raise InferenceError(ErrorCode.UNAVAILABLE, "this gateway takes no requests now", remedy="try again")
@@ -145,6 +150,9 @@ class Dispatcher:
     def answer(self, id_: bytes, record: Record) -> bool:
         """Give a reply to the request that waits for it; False when none does."""
         waiter = self._waiters.pop(id_, None)
+        if waiter is None and id_ in self._forsaken:
+            del self._forsaken[id_]
+            return True
         if waiter is None or waiter.future.done():
             return False
         waiter.future.set_result(record)
@@ -180,6 +188,10 @@ class Dispatcher:
             handed = waiter.handed = await self._produce(model, request, call, reply_to, waiter.note_end)
             waiter.timer = loop.call_at(min(waiter.give_up_s, waiter.deadline_s), waiter.look)
             record = await waiter.future
+        except asyncio.CancelledError:
+            if call.ends_with_caller and waiter.handed is not None:
+                self._forsake(model, call, key, waiter.handed)
+            raise
         finally:
             self._waiters.pop(key, None)
             if waiter.timer is not None:
@@ -187,6 +199,35 @@ class Dispatcher:
         if record is not None:
             return await self._outcomes.of_record(record)
         return self._accepted(model, handed, kept=True)
+
+    def _forsake(self, model: ModelAnnouncement, call: Call, key: bytes, handed: Handed) -> None:
+        """Drop the answer that will come, and have the request not run where its own deadline does not see to that."""
+        self._forsaken[key] = None
+        if len(self._forsaken) > self._max_in_flight:  # answers that never come must not be remembered for ever
+            del self._forsaken[next(iter(self._forsaken))]
+        if call.deadline is not None and call.deadline.at_ms <= time.time_ns() // 1_000_000 + _SAME_MOMENT_MS:
+            return  # under overload this would be a second write for each
+
+        def cancel(ended: Handed) -> None:
+            if ended.error is None:
+                partition, offset, _ = ended.place()
+                origin = Origin(model.topic, partition, offset)
+                task = asyncio.get_running_loop().create_task(self.cancel(origin, model.epoch, "its caller has left"))
+                self._cancelling.add(task)
+                task.add_done_callback(self._cancelling.discard)
+
+        if handed.has_ended:
+            cancel(handed)
+        else:
+            handed.on_end = cancel
+
+    async def cancel(self, origin: Origin, epoch: int, reason: str) -> None:
+        """Tell the workers that a request must not run any more. What cannot be told is logged: it runs, then."""
+        value = encode_cancellation(Cancellation(time.time_ns() // 1_000_000, reason))
+        try:
+            await self._broker.append(self._topics.control, cancellation_key(origin, epoch), value)
+        except (BrokerError, TimeoutError) as error:
+            _log.warning("cancel_untold", origin=str(origin), error=repr(error))
 
     async def _submit(self, model: ModelAnnouncement, request: InferenceRequest, call: Call) -> Accepted:
         ended = asyncio.Event()

@@ -37,7 +37,7 @@ _JSON = (b"content-type", b"application/json")
 _OCTETS = (b"content-type", b"application/octet-stream")
 _EXPIRED_ANSWER_GRACE_MS = 5_000  # after a deadline, for the worker to say that it has passed
 _PATIENCE_S = 0.5  # nobody leaves before; looking costs 3 us
-_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _WAIT = re.compile(r'wait="?([0-9]{1,9})"?')
 
 Answer = tuple[int, RawHeaders, bytes]
@@ -100,7 +100,7 @@ class Infer:
         request_id = self._dispatcher.next_id()
         sent: dict[bytes, bytes] = dict(scope["headers"])
         traceparent = sent.get(b"traceparent", b"")
-        if not _TRACEPARENT.fullmatch(traceparent):
+        if not TRACEPARENT.fullmatch(traceparent):
             traceparent = b"00-%032x-%016x-00" % (random.getrandbits(128) | 1, random.getrandbits(64) | 1)
         try:
             status, headers, body = await self._answer(scope, receive, sent, request_id, traceparent.decode())

@@ -60,12 +60,16 @@ def problem_of(error: InferenceError, *, request_id: str = "") -> Problem:
     )
 
 
+def retry_after(error: InferenceError) -> int | None:
+    """When to come again after this error, in seconds; None: nobody knows."""
+    return _RETRY_AFTER_S.get(error.code)
+
+
 def problem_response(error: InferenceError, *, request_id: str = "") -> tuple[int, RawHeaders, bytes]:
     """(status, headers without content-length, body) that answer with `error`."""
     headers: RawHeaders = [_CONTENT_TYPE]
-    retry_after_s = _RETRY_AFTER_S.get(error.code)
-    if retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % retry_after_s))
+    if (seconds := retry_after(error)) is not None:
+        headers.append((b"retry-after", b"%d" % seconds))
     return error.code.http_status, headers, _encode(problem_of(error, request_id=request_id))
 
 

@@ -24,6 +24,9 @@ from gateway.broker import Broker, BrokerError, Follower
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Dispatcher
 from gateway.fleet import Fleet
+from gateway.grpc_infer import GrpcInfer
+from gateway.grpc_models import GrpcModels
+from gateway.grpc_side import GrpcSide
 from gateway.infer import Infer
 from gateway.job_id import signing_key
 from gateway.jobs import Jobs
@@ -109,6 +112,7 @@ class Service:
                 await self._live(group)
         finally:
             self._outcomes.stop()
+            await self._grpc.stop()
             await self._broker.stop()
             self._enter(State.STOPPED)
 
@@ -171,9 +175,30 @@ class Service:
         ]
         app = make_app(infer=infer, routes=routes, metrics=self._metrics)
         self._server = Server.of(app, host=settings.host, port=settings.port)
+        self._build_grpc(models)
+
+    def _build_grpc(self, models: Models) -> None:
+        def is_ready() -> bool:
+            return self._state is State.SERVING
+
+        self._grpc = GrpcSide(
+            self._settings,
+            infer=GrpcInfer(catalogue=self._catalogue, dispatcher=self._dispatcher, wait_s=self._settings.wait_s),
+            models=GrpcModels(
+                catalogue=self._catalogue,
+                models=models,
+                statistics=self._statistics,
+                repository=self._repository,
+                is_ready=is_ready,
+            ),
+            is_ready=is_ready,
+            next_id=self._dispatcher.next_id,
+            count=self._metrics.grpc_responses.add,
+        )
 
     async def _live(self, group: asyncio.TaskGroup) -> None:
         server = group.create_task(self._serve_http(), name="http server")
+        await self._grpc.start()
         tasks: list[asyncio.Task[Any]] = []
 
         def beside(work: Coroutine[Any, Any, None], name: str) -> None:
@@ -183,6 +208,7 @@ class Service:
             gc.collect()
             gc.freeze()  # what is here now stays: no collection needs to look at it again
             self._enter(State.SERVING)
+            await self._grpc.note_change()
             await self._stopping.wait()
         await self._drain()
         for task in tasks:
@@ -286,12 +312,14 @@ class Service:
 
         _log.info("drain", step="1. readiness 503", deadline_s=self._settings.drain_s)
         self._enter(State.DRAINING)
+        await self._grpc.note_change()
         if not served:
             return
         _log.info("drain", step="2. refuse new requests, wait for answers", in_flight=self._dispatcher.in_flight)
         await self._dispatcher.drain(grace_s=left_s() - _JOB_IDS_BEFORE_END_S, hurry=self._hurry)
         _log.info("drain", step="3. give job ids to who still waits", in_flight=self._dispatcher.in_flight)
         await _within(left_s(), self._dispatcher.idle())
+        await self._grpc.stop()
         _log.info("drain", step="4. flush the producer")
         await _within(left_s(), self._broker.flush())
         _log.info("drain", step="5. store late answers")

@@ -1,3 +1,4 @@
+from typing import Any as _Any
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -49,12 +50,12 @@ class ModelRateLimiter(_message.Message):
         COUNT_FIELD_NUMBER: _ClassVar[int]
         name: str
         count: int
-        def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., **kwargs) -> None: ...
+        def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., **kwargs: _Any) -> None: ...
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     resources: _containers.RepeatedCompositeFieldContainer[ModelRateLimiter.Resource]
     priority: int
-    def __init__(self, resources: _Optional[_Iterable[_Union[ModelRateLimiter.Resource, _Mapping]]] = ..., priority: _Optional[int] = ...) -> None: ...
+    def __init__(self, resources: _Optional[_Iterable[_Union[ModelRateLimiter.Resource, _Mapping[str, _Any]]]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class ModelInstanceGroup(_message.Message):
     __slots__ = ("name", "kind", "count", "rate_limiter", "gpus", "secondary_devices", "profile", "passive", "host_policy")
@@ -97,7 +98,7 @@ class ModelInstanceGroup(_message.Message):
     profile: _containers.RepeatedScalarFieldContainer[str]
     passive: bool
     host_policy: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ModelInstanceGroup.Kind, str]] = ..., count: _Optional[int] = ..., rate_limiter: _Optional[_Union[ModelRateLimiter, _Mapping]] = ..., gpus: _Optional[_Iterable[int]] = ..., secondary_devices: _Optional[_Iterable[_Union[ModelInstanceGroup.SecondaryDevice, _Mapping]]] = ..., profile: _Optional[_Iterable[str]] = ..., passive: _Optional[bool] = ..., host_policy: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ModelInstanceGroup.Kind, str]] = ..., count: _Optional[int] = ..., rate_limiter: _Optional[_Union[ModelRateLimiter, _Mapping[str, _Any]]] = ..., gpus: _Optional[_Iterable[int]] = ..., secondary_devices: _Optional[_Iterable[_Union[ModelInstanceGroup.SecondaryDevice, _Mapping[str, _Any]]]] = ..., profile: _Optional[_Iterable[str]] = ..., passive: _Optional[bool] = ..., host_policy: _Optional[str] = ...) -> None: ...
 
 class ModelTensorReshape(_message.Message):
     __slots__ = ("shape",)
@@ -133,7 +134,7 @@ class ModelInput(_message.Message):
     allow_ragged_batch: bool
     optional: bool
     is_non_linear_format_io: bool
-    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., format: _Optional[_Union[ModelInput.Format, str]] = ..., dims: _Optional[_Iterable[int]] = ..., reshape: _Optional[_Union[ModelTensorReshape, _Mapping]] = ..., is_shape_tensor: _Optional[bool] = ..., allow_ragged_batch: _Optional[bool] = ..., optional: _Optional[bool] = ..., is_non_linear_format_io: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., format: _Optional[_Union[ModelInput.Format, str]] = ..., dims: _Optional[_Iterable[int]] = ..., reshape: _Optional[_Union[ModelTensorReshape, _Mapping[str, _Any]]] = ..., is_shape_tensor: _Optional[bool] = ..., allow_ragged_batch: _Optional[bool] = ..., optional: _Optional[bool] = ..., is_non_linear_format_io: _Optional[bool] = ...) -> None: ...
 
 class ModelOutput(_message.Message):
     __slots__ = ("name", "data_type", "dims", "reshape", "label_filename", "is_shape_tensor", "is_non_linear_format_io")
@@ -151,7 +152,7 @@ class ModelOutput(_message.Message):
     label_filename: str
     is_shape_tensor: bool
     is_non_linear_format_io: bool
-    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., dims: _Optional[_Iterable[int]] = ..., reshape: _Optional[_Union[ModelTensorReshape, _Mapping]] = ..., label_filename: _Optional[str] = ..., is_shape_tensor: _Optional[bool] = ..., is_non_linear_format_io: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., dims: _Optional[_Iterable[int]] = ..., reshape: _Optional[_Union[ModelTensorReshape, _Mapping[str, _Any]]] = ..., label_filename: _Optional[str] = ..., is_shape_tensor: _Optional[bool] = ..., is_non_linear_format_io: _Optional[bool] = ...) -> None: ...
 
 class BatchInput(_message.Message):
     __slots__ = ("kind", "target_name", "data_type", "source_input")
@@ -214,7 +215,7 @@ class ModelVersionPolicy(_message.Message):
     latest: ModelVersionPolicy.Latest
     all: ModelVersionPolicy.All
     specific: ModelVersionPolicy.Specific
-    def __init__(self, latest: _Optional[_Union[ModelVersionPolicy.Latest, _Mapping]] = ..., all: _Optional[_Union[ModelVersionPolicy.All, _Mapping]] = ..., specific: _Optional[_Union[ModelVersionPolicy.Specific, _Mapping]] = ...) -> None: ...
+    def __init__(self, latest: _Optional[_Union[ModelVersionPolicy.Latest, _Mapping[str, _Any]]] = ..., all: _Optional[_Union[ModelVersionPolicy.All, _Mapping[str, _Any]]] = ..., specific: _Optional[_Union[ModelVersionPolicy.Specific, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class ModelOptimizationPolicy(_message.Message):
     __slots__ = ("graph", "priority", "cuda", "execution_accelerators", "input_pinned_memory", "output_pinned_memory", "gather_kernel_buffer_threshold", "eager_batching")
@@ -248,7 +249,7 @@ class ModelOptimizationPolicy(_message.Message):
                     VALUE_FIELD_NUMBER: _ClassVar[int]
                     key: str
                     value: ModelOptimizationPolicy.Cuda.GraphSpec.Shape
-                    def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelOptimizationPolicy.Cuda.GraphSpec.Shape, _Mapping]] = ...) -> None: ...
+                    def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelOptimizationPolicy.Cuda.GraphSpec.Shape, _Mapping[str, _Any]]] = ...) -> None: ...
                 BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
                 INPUT_FIELD_NUMBER: _ClassVar[int]
                 batch_size: int
@@ -260,14 +261,14 @@ class ModelOptimizationPolicy(_message.Message):
                 VALUE_FIELD_NUMBER: _ClassVar[int]
                 key: str
                 value: ModelOptimizationPolicy.Cuda.GraphSpec.Shape
-                def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelOptimizationPolicy.Cuda.GraphSpec.Shape, _Mapping]] = ...) -> None: ...
+                def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelOptimizationPolicy.Cuda.GraphSpec.Shape, _Mapping[str, _Any]]] = ...) -> None: ...
             BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
             INPUT_FIELD_NUMBER: _ClassVar[int]
             GRAPH_LOWER_BOUND_FIELD_NUMBER: _ClassVar[int]
             batch_size: int
             input: _containers.MessageMap[str, ModelOptimizationPolicy.Cuda.GraphSpec.Shape]
             graph_lower_bound: ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound
-            def __init__(self, batch_size: _Optional[int] = ..., input: _Optional[_Mapping[str, ModelOptimizationPolicy.Cuda.GraphSpec.Shape]] = ..., graph_lower_bound: _Optional[_Union[ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound, _Mapping]] = ...) -> None: ...
+            def __init__(self, batch_size: _Optional[int] = ..., input: _Optional[_Mapping[str, ModelOptimizationPolicy.Cuda.GraphSpec.Shape]] = ..., graph_lower_bound: _Optional[_Union[ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound, _Mapping[str, _Any]]] = ...) -> None: ...
         GRAPHS_FIELD_NUMBER: _ClassVar[int]
         BUSY_WAIT_EVENTS_FIELD_NUMBER: _ClassVar[int]
         GRAPH_SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -276,7 +277,7 @@ class ModelOptimizationPolicy(_message.Message):
         busy_wait_events: bool
         graph_spec: _containers.RepeatedCompositeFieldContainer[ModelOptimizationPolicy.Cuda.GraphSpec]
         output_copy_stream: bool
-        def __init__(self, graphs: _Optional[bool] = ..., busy_wait_events: _Optional[bool] = ..., graph_spec: _Optional[_Iterable[_Union[ModelOptimizationPolicy.Cuda.GraphSpec, _Mapping]]] = ..., output_copy_stream: _Optional[bool] = ...) -> None: ...
+        def __init__(self, graphs: _Optional[bool] = ..., busy_wait_events: _Optional[bool] = ..., graph_spec: _Optional[_Iterable[_Union[ModelOptimizationPolicy.Cuda.GraphSpec, _Mapping[str, _Any]]]] = ..., output_copy_stream: _Optional[bool] = ...) -> None: ...
     class ExecutionAccelerators(_message.Message):
         __slots__ = ("gpu_execution_accelerator", "cpu_execution_accelerator")
         class Accelerator(_message.Message):
@@ -297,7 +298,7 @@ class ModelOptimizationPolicy(_message.Message):
         CPU_EXECUTION_ACCELERATOR_FIELD_NUMBER: _ClassVar[int]
         gpu_execution_accelerator: _containers.RepeatedCompositeFieldContainer[ModelOptimizationPolicy.ExecutionAccelerators.Accelerator]
         cpu_execution_accelerator: _containers.RepeatedCompositeFieldContainer[ModelOptimizationPolicy.ExecutionAccelerators.Accelerator]
-        def __init__(self, gpu_execution_accelerator: _Optional[_Iterable[_Union[ModelOptimizationPolicy.ExecutionAccelerators.Accelerator, _Mapping]]] = ..., cpu_execution_accelerator: _Optional[_Iterable[_Union[ModelOptimizationPolicy.ExecutionAccelerators.Accelerator, _Mapping]]] = ...) -> None: ...
+        def __init__(self, gpu_execution_accelerator: _Optional[_Iterable[_Union[ModelOptimizationPolicy.ExecutionAccelerators.Accelerator, _Mapping[str, _Any]]]] = ..., cpu_execution_accelerator: _Optional[_Iterable[_Union[ModelOptimizationPolicy.ExecutionAccelerators.Accelerator, _Mapping[str, _Any]]]] = ...) -> None: ...
     class PinnedMemoryBuffer(_message.Message):
         __slots__ = ("enable",)
         ENABLE_FIELD_NUMBER: _ClassVar[int]
@@ -319,7 +320,7 @@ class ModelOptimizationPolicy(_message.Message):
     output_pinned_memory: ModelOptimizationPolicy.PinnedMemoryBuffer
     gather_kernel_buffer_threshold: int
     eager_batching: bool
-    def __init__(self, graph: _Optional[_Union[ModelOptimizationPolicy.Graph, _Mapping]] = ..., priority: _Optional[_Union[ModelOptimizationPolicy.ModelPriority, str]] = ..., cuda: _Optional[_Union[ModelOptimizationPolicy.Cuda, _Mapping]] = ..., execution_accelerators: _Optional[_Union[ModelOptimizationPolicy.ExecutionAccelerators, _Mapping]] = ..., input_pinned_memory: _Optional[_Union[ModelOptimizationPolicy.PinnedMemoryBuffer, _Mapping]] = ..., output_pinned_memory: _Optional[_Union[ModelOptimizationPolicy.PinnedMemoryBuffer, _Mapping]] = ..., gather_kernel_buffer_threshold: _Optional[int] = ..., eager_batching: _Optional[bool] = ...) -> None: ...
+    def __init__(self, graph: _Optional[_Union[ModelOptimizationPolicy.Graph, _Mapping[str, _Any]]] = ..., priority: _Optional[_Union[ModelOptimizationPolicy.ModelPriority, str]] = ..., cuda: _Optional[_Union[ModelOptimizationPolicy.Cuda, _Mapping[str, _Any]]] = ..., execution_accelerators: _Optional[_Union[ModelOptimizationPolicy.ExecutionAccelerators, _Mapping[str, _Any]]] = ..., input_pinned_memory: _Optional[_Union[ModelOptimizationPolicy.PinnedMemoryBuffer, _Mapping[str, _Any]]] = ..., output_pinned_memory: _Optional[_Union[ModelOptimizationPolicy.PinnedMemoryBuffer, _Mapping[str, _Any]]] = ..., gather_kernel_buffer_threshold: _Optional[int] = ..., eager_batching: _Optional[bool] = ...) -> None: ...
 
 class ModelQueuePolicy(_message.Message):
     __slots__ = ("timeout_action", "default_timeout_microseconds", "allow_timeout_override", "max_queue_size")
@@ -347,7 +348,7 @@ class ModelDynamicBatching(_message.Message):
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: int
         value: ModelQueuePolicy
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[ModelQueuePolicy, _Mapping]] = ...) -> None: ...
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[ModelQueuePolicy, _Mapping[str, _Any]]] = ...) -> None: ...
     PREFERRED_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_DELAY_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     PRESERVE_ORDERING_FIELD_NUMBER: _ClassVar[int]
@@ -362,7 +363,7 @@ class ModelDynamicBatching(_message.Message):
     default_priority_level: int
     default_queue_policy: ModelQueuePolicy
     priority_queue_policy: _containers.MessageMap[int, ModelQueuePolicy]
-    def __init__(self, preferred_batch_size: _Optional[_Iterable[int]] = ..., max_queue_delay_microseconds: _Optional[int] = ..., preserve_ordering: _Optional[bool] = ..., priority_levels: _Optional[int] = ..., default_priority_level: _Optional[int] = ..., default_queue_policy: _Optional[_Union[ModelQueuePolicy, _Mapping]] = ..., priority_queue_policy: _Optional[_Mapping[int, ModelQueuePolicy]] = ...) -> None: ...
+    def __init__(self, preferred_batch_size: _Optional[_Iterable[int]] = ..., max_queue_delay_microseconds: _Optional[int] = ..., preserve_ordering: _Optional[bool] = ..., priority_levels: _Optional[int] = ..., default_priority_level: _Optional[int] = ..., default_queue_policy: _Optional[_Union[ModelQueuePolicy, _Mapping[str, _Any]]] = ..., priority_queue_policy: _Optional[_Mapping[int, ModelQueuePolicy]] = ...) -> None: ...
 
 class ModelSequenceBatching(_message.Message):
     __slots__ = ("direct", "oldest", "max_sequence_idle_microseconds", "control_input", "state", "iterative_sequence")
@@ -395,7 +396,7 @@ class ModelSequenceBatching(_message.Message):
         CONTROL_FIELD_NUMBER: _ClassVar[int]
         name: str
         control: _containers.RepeatedCompositeFieldContainer[ModelSequenceBatching.Control]
-        def __init__(self, name: _Optional[str] = ..., control: _Optional[_Iterable[_Union[ModelSequenceBatching.Control, _Mapping]]] = ...) -> None: ...
+        def __init__(self, name: _Optional[str] = ..., control: _Optional[_Iterable[_Union[ModelSequenceBatching.Control, _Mapping[str, _Any]]]] = ...) -> None: ...
     class InitialState(_message.Message):
         __slots__ = ("data_type", "dims", "zero_data", "data_file", "name")
         DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -425,7 +426,7 @@ class ModelSequenceBatching(_message.Message):
         initial_state: _containers.RepeatedCompositeFieldContainer[ModelSequenceBatching.InitialState]
         use_same_buffer_for_input_output: bool
         use_growable_memory: bool
-        def __init__(self, input_name: _Optional[str] = ..., output_name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., dims: _Optional[_Iterable[int]] = ..., initial_state: _Optional[_Iterable[_Union[ModelSequenceBatching.InitialState, _Mapping]]] = ..., use_same_buffer_for_input_output: _Optional[bool] = ..., use_growable_memory: _Optional[bool] = ...) -> None: ...
+        def __init__(self, input_name: _Optional[str] = ..., output_name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., dims: _Optional[_Iterable[int]] = ..., initial_state: _Optional[_Iterable[_Union[ModelSequenceBatching.InitialState, _Mapping[str, _Any]]]] = ..., use_same_buffer_for_input_output: _Optional[bool] = ..., use_growable_memory: _Optional[bool] = ...) -> None: ...
     class StrategyDirect(_message.Message):
         __slots__ = ("max_queue_delay_microseconds", "minimum_slot_utilization")
         MAX_QUEUE_DELAY_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -456,7 +457,7 @@ class ModelSequenceBatching(_message.Message):
     control_input: _containers.RepeatedCompositeFieldContainer[ModelSequenceBatching.ControlInput]
     state: _containers.RepeatedCompositeFieldContainer[ModelSequenceBatching.State]
     iterative_sequence: bool
-    def __init__(self, direct: _Optional[_Union[ModelSequenceBatching.StrategyDirect, _Mapping]] = ..., oldest: _Optional[_Union[ModelSequenceBatching.StrategyOldest, _Mapping]] = ..., max_sequence_idle_microseconds: _Optional[int] = ..., control_input: _Optional[_Iterable[_Union[ModelSequenceBatching.ControlInput, _Mapping]]] = ..., state: _Optional[_Iterable[_Union[ModelSequenceBatching.State, _Mapping]]] = ..., iterative_sequence: _Optional[bool] = ...) -> None: ...
+    def __init__(self, direct: _Optional[_Union[ModelSequenceBatching.StrategyDirect, _Mapping[str, _Any]]] = ..., oldest: _Optional[_Union[ModelSequenceBatching.StrategyOldest, _Mapping[str, _Any]]] = ..., max_sequence_idle_microseconds: _Optional[int] = ..., control_input: _Optional[_Iterable[_Union[ModelSequenceBatching.ControlInput, _Mapping[str, _Any]]]] = ..., state: _Optional[_Iterable[_Union[ModelSequenceBatching.State, _Mapping[str, _Any]]]] = ..., iterative_sequence: _Optional[bool] = ...) -> None: ...
 
 class ModelEnsembling(_message.Message):
     __slots__ = ("step", "max_inflight_requests")
@@ -491,7 +492,7 @@ class ModelEnsembling(_message.Message):
     MAX_INFLIGHT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     step: _containers.RepeatedCompositeFieldContainer[ModelEnsembling.Step]
     max_inflight_requests: int
-    def __init__(self, step: _Optional[_Iterable[_Union[ModelEnsembling.Step, _Mapping]]] = ..., max_inflight_requests: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[_Iterable[_Union[ModelEnsembling.Step, _Mapping[str, _Any]]]] = ..., max_inflight_requests: _Optional[int] = ...) -> None: ...
 
 class ModelParameter(_message.Message):
     __slots__ = ("string_value",)
@@ -520,7 +521,7 @@ class ModelWarmup(_message.Message):
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: ModelWarmup.Input
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelWarmup.Input, _Mapping]] = ...) -> None: ...
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelWarmup.Input, _Mapping[str, _Any]]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -561,7 +562,7 @@ class ModelRepositoryAgents(_message.Message):
         def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Mapping[str, str]] = ...) -> None: ...
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     agents: _containers.RepeatedCompositeFieldContainer[ModelRepositoryAgents.Agent]
-    def __init__(self, agents: _Optional[_Iterable[_Union[ModelRepositoryAgents.Agent, _Mapping]]] = ...) -> None: ...
+    def __init__(self, agents: _Optional[_Iterable[_Union[ModelRepositoryAgents.Agent, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class ModelResponseCache(_message.Message):
     __slots__ = ("enable",)
@@ -587,10 +588,10 @@ class ModelMetrics(_message.Message):
         HISTOGRAM_OPTIONS_FIELD_NUMBER: _ClassVar[int]
         metric_identifier: ModelMetrics.MetricControl.MetricIdentifier
         histogram_options: ModelMetrics.MetricControl.HistogramOptions
-        def __init__(self, metric_identifier: _Optional[_Union[ModelMetrics.MetricControl.MetricIdentifier, _Mapping]] = ..., histogram_options: _Optional[_Union[ModelMetrics.MetricControl.HistogramOptions, _Mapping]] = ...) -> None: ...
+        def __init__(self, metric_identifier: _Optional[_Union[ModelMetrics.MetricControl.MetricIdentifier, _Mapping[str, _Any]]] = ..., histogram_options: _Optional[_Union[ModelMetrics.MetricControl.HistogramOptions, _Mapping[str, _Any]]] = ...) -> None: ...
     METRIC_CONTROL_FIELD_NUMBER: _ClassVar[int]
     metric_control: _containers.RepeatedCompositeFieldContainer[ModelMetrics.MetricControl]
-    def __init__(self, metric_control: _Optional[_Iterable[_Union[ModelMetrics.MetricControl, _Mapping]]] = ...) -> None: ...
+    def __init__(self, metric_control: _Optional[_Iterable[_Union[ModelMetrics.MetricControl, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class ModelConfig(_message.Message):
     __slots__ = ("name", "platform", "backend", "runtime", "version_policy", "max_batch_size", "input", "output", "batch_input", "batch_output", "optimization", "dynamic_batching", "sequence_batching", "ensemble_scheduling", "instance_group", "default_model_filename", "cc_model_filenames", "metric_tags", "parameters", "model_warmup", "model_operations", "model_transaction_policy", "model_repository_agents", "response_cache", "model_metrics")
@@ -614,7 +615,7 @@ class ModelConfig(_message.Message):
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: ModelParameter
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelParameter, _Mapping]] = ...) -> None: ...
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelParameter, _Mapping[str, _Any]]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -665,4 +666,4 @@ class ModelConfig(_message.Message):
     model_repository_agents: ModelRepositoryAgents
     response_cache: ModelResponseCache
     model_metrics: ModelMetrics
-    def __init__(self, name: _Optional[str] = ..., platform: _Optional[str] = ..., backend: _Optional[str] = ..., runtime: _Optional[str] = ..., version_policy: _Optional[_Union[ModelVersionPolicy, _Mapping]] = ..., max_batch_size: _Optional[int] = ..., input: _Optional[_Iterable[_Union[ModelInput, _Mapping]]] = ..., output: _Optional[_Iterable[_Union[ModelOutput, _Mapping]]] = ..., batch_input: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., batch_output: _Optional[_Iterable[_Union[BatchOutput, _Mapping]]] = ..., optimization: _Optional[_Union[ModelOptimizationPolicy, _Mapping]] = ..., dynamic_batching: _Optional[_Union[ModelDynamicBatching, _Mapping]] = ..., sequence_batching: _Optional[_Union[ModelSequenceBatching, _Mapping]] = ..., ensemble_scheduling: _Optional[_Union[ModelEnsembling, _Mapping]] = ..., instance_group: _Optional[_Iterable[_Union[ModelInstanceGroup, _Mapping]]] = ..., default_model_filename: _Optional[str] = ..., cc_model_filenames: _Optional[_Mapping[str, str]] = ..., metric_tags: _Optional[_Mapping[str, str]] = ..., parameters: _Optional[_Mapping[str, ModelParameter]] = ..., model_warmup: _Optional[_Iterable[_Union[ModelWarmup, _Mapping]]] = ..., model_operations: _Optional[_Union[ModelOperations, _Mapping]] = ..., model_transaction_policy: _Optional[_Union[ModelTransactionPolicy, _Mapping]] = ..., model_repository_agents: _Optional[_Union[ModelRepositoryAgents, _Mapping]] = ..., response_cache: _Optional[_Union[ModelResponseCache, _Mapping]] = ..., model_metrics: _Optional[_Union[ModelMetrics, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., platform: _Optional[str] = ..., backend: _Optional[str] = ..., runtime: _Optional[str] = ..., version_policy: _Optional[_Union[ModelVersionPolicy, _Mapping[str, _Any]]] = ..., max_batch_size: _Optional[int] = ..., input: _Optional[_Iterable[_Union[ModelInput, _Mapping[str, _Any]]]] = ..., output: _Optional[_Iterable[_Union[ModelOutput, _Mapping[str, _Any]]]] = ..., batch_input: _Optional[_Iterable[_Union[BatchInput, _Mapping[str, _Any]]]] = ..., batch_output: _Optional[_Iterable[_Union[BatchOutput, _Mapping[str, _Any]]]] = ..., optimization: _Optional[_Union[ModelOptimizationPolicy, _Mapping[str, _Any]]] = ..., dynamic_batching: _Optional[_Union[ModelDynamicBatching, _Mapping[str, _Any]]] = ..., sequence_batching: _Optional[_Union[ModelSequenceBatching, _Mapping[str, _Any]]] = ..., ensemble_scheduling: _Optional[_Union[ModelEnsembling, _Mapping[str, _Any]]] = ..., instance_group: _Optional[_Iterable[_Union[ModelInstanceGroup, _Mapping[str, _Any]]]] = ..., default_model_filename: _Optional[str] = ..., cc_model_filenames: _Optional[_Mapping[str, str]] = ..., metric_tags: _Optional[_Mapping[str, str]] = ..., parameters: _Optional[_Mapping[str, ModelParameter]] = ..., model_warmup: _Optional[_Iterable[_Union[ModelWarmup, _Mapping[str, _Any]]]] = ..., model_operations: _Optional[_Union[ModelOperations, _Mapping[str, _Any]]] = ..., model_transaction_policy: _Optional[_Union[ModelTransactionPolicy, _Mapping[str, _Any]]] = ..., model_repository_agents: _Optional[_Union[ModelRepositoryAgents, _Mapping[str, _Any]]] = ..., response_cache: _Optional[_Union[ModelResponseCache, _Mapping[str, _Any]]] = ..., model_metrics: _Optional[_Union[ModelMetrics, _Mapping[str, _Any]]] = ...) -> None: ...

@@ -23,6 +23,7 @@ class GatewayProcess:
 
     def __init__(self, *, bootstrap: str, prefix: str, store: Path, **settings: Any) -> None:
         settings |= {"kafka_bootstrap": bootstrap, "prefix": prefix, "store": store, "job_key": JOB_KEY, "port": 0}
+        settings = {"grpc_port": 0, **settings}
         self._environment = os.environ | {f"TIDEGATE_{name.upper()}": str(value) for name, value in settings.items()}
         self._lines: list[dict[str, Any]] = []
         self._news = threading.Condition()
@@ -30,6 +31,7 @@ class GatewayProcess:
         self.prefix = prefix
         self.store = store
         self.url = ""
+        self.grpc = ""  # host:port of the gRPC side
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
@@ -38,6 +40,7 @@ class GatewayProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = f"http://127.0.0.1:{self.logged('listen')['port']}"
+        self.grpc = f"127.0.0.1:{self.logged('listen_grpc')['grpc_port']}"
         return self
 
     def __exit__(
