@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import time
+from typing import Any
 
 import uvloop
 from aiokafka import AIOKafkaProducer
@@ -53,7 +55,8 @@ async def _fill(bootstrap: str, topic: str, rows: int) -> None:
         request, Envelope("row", source="/benchmarks", stored=True), now_ms=time.time_ns() // 1_000_000
     )
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, max_batch_size=1 << 19, acks="all") as to:
-        sent, done = [], 0
+        sent: list[asyncio.Future[Any]] = []
+        done = 0
         while done < rows:
             batch = to.create_batch()
             while done < rows and batch.append(timestamp=None, key=None, value=value, headers=headers) is not None:
