@@ -76,9 +76,8 @@ class GrpcModels:
         """The call ModelConfig. Fields that a newer worker tells and this gateway does not know are left out."""
         asked = pb.ModelConfigRequest.FromString(body)
         visit.caller.require("read", asked.name)
-        told = bytes(self._models.config(asked.name, asked.version)).decode()
         answer = pb.ModelConfigResponse()
-        json_format.Parse(told, answer.config, ignore_unknown_fields=True)
+        json_format.ParseDict(self._models.config(asked.name, asked.version), answer.config, ignore_unknown_fields=True)
         return answer.SerializeToString()
 
     async def statistics(self, body: bytes, visit: Visit) -> bytes:

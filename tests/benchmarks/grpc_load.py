@@ -1,7 +1,8 @@
 """gRPC load: the same ModelInfer over a few connections for some seconds, in a process of its own. Knows no server.
 
 It writes HTTP/2 itself, with frames made once, because gRPC's own client takes several times the processor time of what
-is measured; what wrk is for HTTP. As a program: `python -m tests.benchmarks.grpc_load PORT BODY_HEX OUTSTANDING RUN_S`.
+is measured; what wrk is for HTTP. As a program, with address, message in hexadecimal digits, outstanding and seconds:
+`python -m tests.benchmarks.grpc_load 127.0.0.1:8001 0a08... 64 5`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import sys
 import time
 from typing import NamedTuple
 
+from gateway.grpc_messages.inference_pb2 import ModelInferRequest
+from schemas.v2 import decode_request
 from tests.benchmarks.load import Load
+from tests.benchmarks.rows import row_body
 from tests.benchmarks.stack import BenchmarkError
 
 CONNECTIONS = 4
@@ -32,12 +36,12 @@ class _Open(NamedTuple):
     answered: bool = False  # a message has come: gRPC sends none with an error
 
 
-def infer(port: int, body: bytes, *, outstanding: int, run_s: int) -> Load:
-    """Call ModelInfer with this message on a server of this machine for `run_s` seconds, `outstanding` at a time.
+def infer(address: str, model: str, *, outstanding: int, run_s: int) -> Load:
+    """Have a server at host:port run the benchmarks' row with this model for `run_s` seconds, `outstanding` at a time.
 
     Raises BenchmarkError when a single call fails: such a figure would mean nothing.
     """
-    arguments = [str(port), body.hex(), str(outstanding), str(run_s)]
+    arguments = [address, row_message(model).hex(), str(outstanding), str(run_s)]
     command = [sys.executable, "-m", "tests.benchmarks.grpc_load", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -45,17 +49,26 @@ def infer(port: int, body: bytes, *, outstanding: int, run_s: int) -> Load:
     return Load(**json.loads(done.stdout))
 
 
+def row_message(model: str) -> bytes:
+    """The benchmarks' row as a ModelInferRequest."""
+    message = ModelInferRequest(model_name=model)
+    for tensor in decode_request(row_body().encode()).inputs:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(bytes(tensor.data))
+    return message.SerializeToString()
+
+
 class _Connection:
     """One HTTP/2 connection that keeps `outstanding` calls under way."""
 
-    def __init__(self, port: int, body: bytes, outstanding: int) -> None:
+    def __init__(self, address: tuple[str, int], body: bytes, outstanding: int) -> None:
         self._head = _request_head()
         self._message = b"\x00" + len(body).to_bytes(4, "big") + body
         self._next_stream = 1
         self._open: dict[int, _Open] = {}
         self._read = bytearray()
         self.times_s: list[float] = []
-        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         settings = b"\x00\x04" + _WINDOW_BYTES.to_bytes(4, "big")  # as large as can be: no answer waits for us
         window = _frame(_WINDOW_UPDATE, 0, 0, (_WINDOW_BYTES - 65_535).to_bytes(4, "big"))
@@ -122,11 +135,12 @@ def _request_head() -> bytes:
     )
 
 
-def _main(port: int, body: bytes, outstanding: int, run_s: int) -> None:
+def _main(address: str, body: bytes, outstanding: int, run_s: int) -> None:
+    host, _, port = address.rpartition(":")
     count = min(CONNECTIONS, outstanding)
     shares = [outstanding // count + (number < outstanding % count) for number in range(count)]
     begun_s = time.perf_counter()
-    connections = [_Connection(port, body, share) for share in shares]
+    connections = [_Connection((host, int(port)), body, share) for share in shares]
     with selectors.DefaultSelector() as selector:
         for each in connections:
             selector.register(each.socket, selectors.EVENT_READ, each)
@@ -142,4 +156,4 @@ def _main(port: int, body: bytes, outstanding: int, run_s: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), bytes.fromhex(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    _main(sys.argv[1], bytes.fromhex(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
