@@ -6,11 +6,8 @@ Two ports, two servers: the public one refuses what only operators may do.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
 from typing import Any
-
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the core writes plain lines to stderr, where our log is JSON
 
 import grpc
 import structlog

@@ -74,6 +74,10 @@ class GatewayProcess:
                     tail = "\n".join(json.dumps(line) for line in self._lines[-30:])
                     raise AssertionError(f"no log line {wanted}; the last lines:\n{tail}")
 
+    def seen(self, event: str, **fields: Any) -> bool:
+        """Whether there has been such a log line already."""
+        return any({"event": event, **fields}.items() <= line.items() for line in list(self._lines))
+
     def client(self) -> httpx.AsyncClient:
         """An HTTP client of it; its waits are long so that what hangs fails by the test's own bound."""
         return httpx.AsyncClient(base_url=self.url, timeout=30)
