@@ -16,6 +16,7 @@ from gateway.grpc_edge import Edge, refusing
 from gateway.grpc_health import SERVICE as HEALTH
 from gateway.grpc_health import GrpcHealth
 from gateway.grpc_infer import GrpcInfer
+from gateway.grpc_lanes import Lanes
 from gateway.grpc_models import GrpcModels
 from gateway.grpc_stream import GrpcStream
 from gateway.settings_grpc import GrpcSettings
@@ -104,6 +105,8 @@ class GrpcServer:
             ],
         )
         self._server.add_generic_rpc_handlers((_Calls(table),))
+        infer = table[f"/{SERVICE}/ModelInfer"]
+        self._lanes = Lanes(self._server, SERVICE, "ModelInfer", infer, max_calls=settings.grpc_max_calls)
 
     async def start(self, host: str, port: int, *, name: str) -> int:
         """Listen, and say where. Raises OSError when the port or the certificate cannot be used."""
@@ -117,6 +120,7 @@ class GrpcServer:
         except RuntimeError as cause:
             raise OSError(f"cannot listen on {where} for gRPC: {cause}") from cause
         await self._server.start()
+        self._lanes.open()
         _log.info("listen_grpc", host=host, grpc_port=bound, name=name, tls=credentials is not None)
         return bound
 

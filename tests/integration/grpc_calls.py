@@ -36,6 +36,11 @@ def bare(channel: Any, call: str) -> Any:
     return channel.unary_unary(call if call.startswith("/") else SERVICE + call)
 
 
+def streaming(channel: Any) -> Any:
+    """The call ModelStreamInfer, of bytes."""
+    return channel.stream_stream(f"{SERVICE}ModelStreamInfer")
+
+
 async def infer(channel: Any, model: str, *, timeout: float | None = 20, **metadata: str) -> Any:
     """One ModelInfer of a row under way; `_` in names of metadata is `-`."""
     sent = [(name.replace("_", "-"), value) for name, value in metadata.items()]

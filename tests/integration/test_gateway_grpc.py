@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -223,7 +223,7 @@ async def test_what_cannot_be_asked_is_refused_with_the_status_of_its_kind(
     code, message, _ = await failed(bare(channel, "ModelMetadata")(b"\x0a\x01\xff"))
     assert (code, "UTF-8" in message) == (Code.INVALID_ARGUMENT, True)
     for name in ("tidegate_priority", "tidegate_deadline_ms"):
-        code, message, _ = await failed(await infer(channel, worker.model, **{name: "soon"}))
+        code, message, _ = await failed(await infer(channel, worker.model, **cast("Any", {name: "soon"})))
         assert (code, name.replace("_", "-") in message) == (Code.INVALID_ARGUMENT, True)
     code, message, _ = await failed(bare(channel, "ModelInfer")(bytes(MAX_BODY_BYTES + 1)))
     assert code is Code.RESOURCE_EXHAUSTED, message

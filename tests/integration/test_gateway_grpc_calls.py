@@ -24,7 +24,7 @@ from store import open_store
 from tests.integration.echo_worker import EPOCH, EchoWorker, Taken
 from tests.integration.gateway_calls import MAX_IN_FLIGHT, ROW, records_in
 from tests.integration.gateway_process import GatewayProcess
-from tests.integration.grpc_calls import SERVICE, failed, infer, row_input, row_request, rows_of
+from tests.integration.grpc_calls import failed, infer, row_input, row_request, rows_of, streaming
 
 pytest_plugins = ["tests.integration.gateway_fixtures"]
 pytestmark = pytest.mark.kafka
@@ -192,7 +192,7 @@ async def test_a_stream_of_the_blocking_client(gateway: GatewayProcess, worker: 
 
 
 async def test_errors_in_a_stream_say_whose_and_of_which_kind(channel: Any, worker: EchoWorker) -> None:
-    stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(metadata=[("prefer", "wait=0")])
+    stream = streaming(channel)(metadata=[("prefer", "wait=0")])
     await stream.write(b"\xff")
     await stream.write(row_request(worker.model, id="late").SerializeToString())
     await stream.done_writing()
@@ -216,7 +216,7 @@ async def test_a_stream_has_so_many_under_way_and_leaves_the_others_unread(
         narrow.ready()
         await asyncio.to_thread(narrow.logged, "learn_model", model=worker.model)
         async with grpc.aio.insecure_channel(narrow.grpc) as channel:
-            stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")()
+            stream = streaming(channel)()
             for number in range(5):
                 await stream.write(row_request(worker.model, id=str(number)).SerializeToString())
             await stream.done_writing()
@@ -234,7 +234,7 @@ async def test_a_stream_has_so_many_under_way_and_leaves_the_others_unread(
 async def test_a_stream_that_is_left_has_all_its_requests_cancelled(
     channel: Any, worker: EchoWorker, gateway: GatewayProcess
 ) -> None:
-    stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")()
+    stream = streaming(channel)()
     for number in range(3):
         await stream.write(row_request(worker.model, id=str(number)).SerializeToString())
     taken = [await worker.take() for _ in range(3)]
@@ -244,7 +244,7 @@ async def test_a_stream_that_is_left_has_all_its_requests_cancelled(
 
 
 async def test_a_full_gateway_says_so_in_a_stream_too(channel: Any, worker: EchoWorker) -> None:
-    stream, other = (channel.stream_stream(f"{SERVICE}ModelStreamInfer")() for _ in range(2))
+    stream, other = (streaming(channel)() for _ in range(2))
     for number in range(MAX_IN_FLIGHT):
         await stream.write(row_request(worker.model, id=str(number)).SerializeToString())
     for _ in range(MAX_IN_FLIGHT):
@@ -273,7 +273,7 @@ async def test_a_thousand_callers_that_leave_take_no_permit_along(channel: Any, 
 
 
 async def test_a_workers_refusal_arrives_in_a_stream(channel: Any, worker: EchoWorker) -> None:
-    stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")()
+    stream = streaming(channel)()
     await stream.write(row_request(worker.model, id="a").SerializeToString())
     await worker.reply(await worker.take(), error=InferenceError(ErrorCode.MODEL_FAILED, "broken"))
     answer = StreamAnswer.FromString(await stream.read())

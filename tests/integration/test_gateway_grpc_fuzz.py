@@ -19,7 +19,7 @@ from schemas.model import TensorSpec
 from tests.benchmarks.grpc_mutations import damaged_messages
 from tests.integration.echo_worker import EchoWorker
 from tests.integration.gateway_process import GatewayProcess
-from tests.integration.grpc_calls import SERVICE, bare, failed
+from tests.integration.grpc_calls import bare, failed, streaming
 
 pytest_plugins = ["tests.integration.gateway_fixtures"]
 pytestmark = pytest.mark.kafka
@@ -97,7 +97,7 @@ async def test_damaged_requests_get_an_answer_or_an_error_of_the_caller(
 async def test_damaged_requests_in_a_stream_do_not_end_it(gateway: GatewayProcess, worker: EchoWorker) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     async with serving(worker, gateway), grpc.aio.insecure_channel(gateway.grpc) as channel:
-        stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(timeout=60)
+        stream = streaming(channel)(timeout=60)
         for body in itertools.islice(damaged_messages(seed, worker.model), 100):
             await stream.write(body)
             assert b"internal" not in await stream.read(), (seed, body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def refused(asked: ModelInferRequest) -> InferenceError:
 @pytest.mark.parametrize("datatype", VALUES)
 def test_typed_contents_become_the_same_bytes_as_raw_ones(datatype: str) -> None:
     field, values = VALUES[datatype]
-    (typed,) = request_of(message(datatype, **{field: values})).inputs
+    (typed,) = request_of(message(datatype, (2,), **{field: values})).inputs
     if datatype == "BYTES":
         assert typed.data == b"\x02\x00\x00\x00\xff\x00\x00\x00\x00\x00"
     else:
@@ -119,7 +119,7 @@ def test_parameters_keep_their_types() -> None:
     asked = message("FP32", fp32_contents=[1, 2])
     values = {"a": True, "b": -5, "c": (1 << 64) - 1, "d": "text", "e": 0.5}
     for name, choice in zip(values, ("bool", "int64", "uint64", "string", "double"), strict=True):
-        asked.parameters[name].CopyFrom(InferParameter(**{f"{choice}_param": values[name]}))
+        asked.parameters[name].CopyFrom(InferParameter(**cast("Any", {f"{choice}_param": values[name]})))
     asked.outputs.add(name="y").parameters["classification"].int64_param = 3
     read = request_of(asked)
     assert (read.parameters, read.id) == (values, "mine")
