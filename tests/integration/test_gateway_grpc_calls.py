@@ -49,7 +49,7 @@ async def result_of(http: httpx.AsyncClient, job_id: str) -> Any:
 async def cancelled(worker: EchoWorker, wanted: Origin) -> None:
     """Wait for the cancellation of this request on the control topic."""
     place = TopicPartition(worker.topics.control, 0)
-    async with AIOKafkaConsumer(bootstrap_servers=worker.bootstrap) as consumer:
+    async with asyncio.timeout(20), AIOKafkaConsumer(bootstrap_servers=worker.bootstrap) as consumer:
         consumer.assign([place])
         await consumer.seek_to_beginning(place)
         while True:

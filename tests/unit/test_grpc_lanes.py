@@ -74,7 +74,7 @@ async def test_a_call_too_many_is_refused_and_the_next_one_is_not() -> None:
     async with Served(max_calls=4) as served:
         served.lanes.open()
         calls = [asyncio.ensure_future(served.call(b"")) for _ in range(4 * LANES)]
-        (first, *_), _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        (first, *_), _ = await asyncio.wait(calls, timeout=10, return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
             await first
         served.let_go.set()

@@ -197,6 +197,11 @@ def test_a_message_of_any_error_fits_into_what_callers_take_of_metadata(text: st
         assert error.message in told
 
 
+def test_the_longest_error_of_all_fits_too() -> None:
+    error = InferenceError(ErrorCode.MODEL_FAILED, "ü" * 2000, field="f", remedy="é" * 2000)
+    assert len(message_of(error).encode()) == 2000
+
+
 def test_an_error_tells_programs_its_code_when_to_come_again_and_the_job() -> None:
     busy = InferenceError(ErrorCode.OVERLOADED, "full")
     assert metadata_of(busy) == (("tidegate-code", "overloaded"), ("retry-after", "1"))
