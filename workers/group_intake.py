@@ -148,6 +148,10 @@ class GroupIntake(Receipts):
                     return
                 await asyncio.sleep(_COMMIT_RETRY_S)
 
+    def committed(self, key: Key) -> int | None:
+        """Up to where everything is done and committed, of a partition that is ours; None: not ours, or not known."""
+        return self._holdings.committed(key)
+
     def claim(self, *, is_member: bool) -> Collection[Key]:
         """See Rounds."""
         self._unsettle()

@@ -82,7 +82,7 @@ class Publisher:
             log.warning("count_partitions_failed", topic=topic, error=repr(error))
             return 0
 
-    async def append(self, topic: str, key: bytes, value: bytes) -> int:
+    async def append(self, topic: str, key: bytes, value: bytes | None) -> int:
         """Write one record now, for what is rare; returns its time by the broker's clock in milliseconds.
 
         Raises InferenceError(UNAVAILABLE).

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from schemas.errors import invalid
-from schemas.record import DEADLINE_HEADER, VERSION_HEADER
+from schemas.record import DEADLINE_HEADER, START_BY_HEADER, VERSION_HEADER
 from workers.acks import AckTracker
 from workers.arrival import BrokerClock
 from workers.delivery import Delivery, Exhausted, Partition
@@ -17,7 +17,7 @@ from workers.intake import Reader, topic_commits
 from workers.receipts import Receipts, delivery_of
 
 _FETCH_BYTES = 4 * 1024 * 1024
-_LEFT_OUT = (DEADLINE_HEADER, VERSION_HEADER)
+_LEFT_OUT = (DEADLINE_HEADER, START_BY_HEADER, VERSION_HEADER)
 
 
 class RangeIntake(Receipts):

@@ -101,6 +101,9 @@ class OutcomeRecorder:
                 work.started_ms,
                 now_ms,
                 envelope.traceparent,
+                "",
+                envelope.tenant,
+                envelope.webhook,
             )
             self._record(delivery, envelope, outcome, None)
         topic = answered[0][0].delivery.partition.topic
@@ -229,7 +232,16 @@ class OutcomeRecorder:
         if await self._with_store(lambda: self._store.put(key, data, if_absent=True)):
             return outcome
         try:
-            return decode_stored(await self._with_store(lambda: self._store.get(key)))
+            standing = decode_stored(await self._with_store(lambda: self._store.get(key)))
+            # Whoever cancelled a request knows its place only: what is told of it is still this request's.
+            return replace(
+                standing,
+                id=outcome.id,
+                created_ms=standing.created_ms or outcome.created_ms,
+                traceparent=outcome.traceparent,
+                tenant=outcome.tenant,
+                webhook=outcome.webhook,
+            )
         except InferenceError as error:  # nobody could ever read what stands there
             log.error("replace_outcome", key=key, error=error.message)
             await self._with_store(lambda: self._store.put(key, data))

@@ -22,7 +22,7 @@ from schemas.errors import InferenceError
 from schemas.topics import Topics
 from store import open_store
 from workers.delivery import Delivery
-from workers.engine import Engine
+from workers.engine import Engine, QueueRoom
 from workers.interpreter import tune_interpreter
 from workers.loader import Loader
 from workers.memory import device_memory
@@ -36,8 +36,7 @@ from workers.served import ServedModel, ServedModels
 from workers.settings import ScoreSettings
 from workers.topics import TopicAdmin
 
-_MAX_QUEUED_REQUESTS = 4096
-_MAX_QUEUED_BYTES = 64 * 1024 * 1024
+_ROOM = QueueRoom(max_requests=4096, max_bytes=64 * 1024 * 1024)
 
 
 class _SourceRange(RangeIntake):
@@ -102,8 +101,7 @@ class Scoring:
                     intake=intake,
                     recorder=results,
                     tasks=work,
-                    max_queued_requests=_MAX_QUEUED_REQUESTS,
-                    max_queued_bytes=_MAX_QUEUED_BYTES,
+                    room=_ROOM,
                 )
                 reading = work.create_task(engine.run(), name="read range")
                 results.score.interrupted = not await self._checkpoint_until_done(reading, intake, results, publisher)
@@ -179,7 +177,7 @@ def _scored(model: RepositoryModel, version: str) -> ServedModel:
     config = msgspec.structs.replace(
         model.config, priority_levels=0, default_queue_policy=QueuePolicy(), queue_policies={}
     )
-    return ServedModel(config, msgspec.structs.replace(model.metadata, versions=(version,)))
+    return ServedModel(config, msgspec.structs.replace(model.metadata, versions=(version,)), is_timed=False)
 
 
 def score(settings: ScoreSettings) -> int:

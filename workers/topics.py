@@ -33,6 +33,16 @@ _ANSWER_TIMEOUT_MS = 5000  # nobody can end these calls; callers try again, or s
 _COORDINATOR_COMING = (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError)
 _COORDINATOR_RETRY_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 _DAY_MS = 24 * 3600 * 1000
+# Workers report every few seconds, and whoever starts reads the topic whole: what is out of date must go soon. Only
+# segments that are closed are compacted.
+_CONTROL_CONFIGS = {
+    "cleanup.policy": "compact",
+    "message.timestamp.type": "LogAppendTime",
+    "segment.bytes": str(16 * 1024 * 1024),
+    "segment.ms": "600000",
+    "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": "3600000",
+}
 
 
 class RequestTopic(msgspec.Struct, frozen=True):
@@ -176,7 +186,7 @@ class TopicAdmin:
         return {
             "num_partitions": 1,
             "replication_factor": self._replication_factor,
-            "configs": {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"},
+            "configs": _CONTROL_CONFIGS,
         }
 
     def _committed(
