@@ -13,6 +13,7 @@ from schemas.model import ModelRef
 from schemas.worker_report import LATENCY_BOUNDS_MS, BatchStatistics, Duration, ModelStatistics
 
 _BOUNDS_US = tuple(int(1000 * bound) for bound in LATENCY_BOUNDS_MS)
+_NOTHING = ModelStatistics("", "").success  # the default itself: it is left out of what is told
 _MAX_SIZES = 64  # batch sizes that are told apart; what comes beyond them counts in the totals only
 
 
@@ -103,13 +104,13 @@ class ModelCounters:
         if self._changed or self._told is None:
             self._changed = False
             runs = self._runs
-            assemble, infer, answer = (Duration(runs, total_us) for total_us in self._run_us)
+            assemble, infer, answer = (_duration(runs, total_us) for total_us in self._run_us)
             self._told = ModelStatistics(
                 ref.name,
                 ref.version,
-                success=Duration(self._successes, self._success_us),
-                fail=Duration(self._fails, self._fail_us),
-                queue=Duration(runs, self._waited_us),
+                success=_duration(self._successes, self._success_us),
+                fail=_duration(self._fails, self._fail_us),
+                queue=_duration(runs, self._waited_us),
                 assemble=assemble,
                 infer=infer,
                 answer=answer,
@@ -120,6 +121,10 @@ class ModelCounters:
                 latency_counts=tuple(self._latencies) if self._successes else (),
             )
         return self._told
+
+
+def _duration(count: int, total_us: int) -> Duration:
+    return Duration(count, total_us) if count else _NOTHING
 
 
 class Statistics:

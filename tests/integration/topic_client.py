@@ -147,6 +147,11 @@ class TopicClient:
         sent = await self._producer.send_and_wait(topic, value, key, partition, headers=headers or [])
         return Origin(topic, partition, sent.offset)
 
+    async def write(self, topic: str, key: bytes, value: bytes | None) -> None:
+        """Produce a record to any topic, and wait until it is durable."""
+        assert self._producer is not None
+        await self._producer.send_and_wait(topic, value, key)
+
     async def send_many(
         self, model: str, requests: Sequence[InferenceRequest], *, partitions: int = 1, **envelope: Any
     ) -> list[tuple[str, Origin]]:
