@@ -1,0 +1,1 @@
+"""Placeholder until the gRPC side is there."""
