@@ -15,6 +15,7 @@ from schemas.model import ModelRef
 from schemas.response import InferenceResponse
 from workers.batch_run import Batch, Finished
 from workers.bisection import Part
+from workers.classification import Labels, classified
 from workers.metrics import BATCH_ROWS, EXTRA_RUNS, INFER_SECONDS, QUEUE_SECONDS, REFUSED
 from workers.refusal import Refusal
 from workers.statistics import ModelCounters
@@ -57,10 +58,24 @@ _REFUSALS = {
 class Answers:
     """One model version's. Lives on the event loop."""
 
-    def __init__(self, ref: ModelRef, recorder: Recorder, counters: ModelCounters, *, in_order: bool) -> None:
-        """`in_order`: no batch is answered before those that were cut earlier."""
+    def __init__(
+        self,
+        ref: ModelRef,
+        recorder: Recorder,
+        counters: ModelCounters,
+        *,
+        in_order: bool,
+        batched: bool,
+        labels: Labels,
+    ) -> None:
+        """`in_order`: no batch is answered before those that were cut earlier. `batched`: outputs have rows.
+
+        `labels`: of classes, for those who ask for outputs as their highest classes.
+        """
         self._ref = ref
         self._counters = counters
+        self._batched = batched
+        self._labels = labels
         self._recorder = recorder
         self._in_order = in_order
         self._cut: deque[Batch] = deque()
@@ -165,6 +180,8 @@ class Answers:
                 continue
             load_us = max(0, min(batch.cut_us, batch.ready_us) - max(arrived_us, batch.load_begun_us))
             outputs = part.outputs.rows(row, rows, work.wanted)
+            if work.request.outputs:
+                outputs = classified(outputs, work.request, self._labels, batched=self._batched)
             row += rows
             timings = {
                 "queue_us": batch.cut_us - arrived_us - load_us,

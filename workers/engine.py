@@ -199,6 +199,8 @@ class Engine:
                     self._recorder,
                     self._statistics.of(key.ref),
                     in_order=model.config.preserve_ordering,
+                    batched=model.config.max_batch_size > 0,
+                    labels=model.labels,
                 ),
                 intake=self._intake,
                 tasks=self._tasks,

@@ -17,7 +17,7 @@ from schemas.topics import Topics
 from store import StoreUnavailable, open_store
 from workers.publisher import Publisher
 from workers.repository import ModelRepository, RepositoryModel
-from workers.served_config import config_json
+from workers.served_config import config_told
 from workers.settings import WorkerSettings
 from workers.topics import RequestTopic, TopicAdmin
 
@@ -97,7 +97,7 @@ class Pool:
         """Configuration and labels are left out where a record has no room for them."""
         topic, model = self.request_topics[name], self.models[name]
         bare = ModelAnnouncement(model.metadata, self.name, topic.name, topic.epoch, topic.partitions)
-        config = msgspec.Raw(config_json(model.config_text, model.config))
+        config = config_told(model.config_text, model.config)
         for announcement in (
             msgspec.structs.replace(bare, config=config, labels=model.labels),
             msgspec.structs.replace(bare, config=config),

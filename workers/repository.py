@@ -36,8 +36,8 @@ class RepositoryModel(msgspec.Struct, frozen=True):
     """A model as the repository has it. `versions` are those to serve, ascending; `config_text` None: there is none.
 
     `labels`: by output, the names of its classes, of outputs whose label file is there. `fingerprint` names the state
-    of the whole model (see ModelRepository.fingerprint), `fingerprints` that of each version: its files and the
-    configuration.
+    of the whole model (see ModelRepository.fingerprint), `fingerprints` that of each version: its files, the
+    configuration and the labels.
     """
 
     config: ModelConfig
@@ -131,8 +131,8 @@ class ModelRepository:
             with self.fetch(ModelRef(model, versions[-1]), on_progress=on_progress) as fetched:
                 description = describe_model(config.backend, fetched.path, filename=config.default_model_filename)
             config = config.completed(description)
-        fingerprints = {version: _digest([text, files.stamps(f"{version}/")]) for version in versions}
         labels = self._labels(model, config, files)
+        fingerprints = {version: _digest([text, files.stamps(f"{version}/"), labels]) for version in versions}
         return RepositoryModel(config, versions, text, files.fingerprint(), fingerprints, labels)
 
     def fingerprint(self, model: str) -> str:

@@ -112,4 +112,4 @@ class RepositoryWatch:
 
 def served_model(model: RepositoryModel) -> ServedModel:
     """A model of the repository as it is served."""
-    return ServedModel(model.config, model.metadata, model.fingerprints)
+    return ServedModel(model.config, model.metadata, model.fingerprints, model.labels)

@@ -177,7 +177,8 @@ def _scored(model: RepositoryModel, version: str) -> ServedModel:
     config = msgspec.structs.replace(
         model.config, priority_levels=0, default_queue_policy=QueuePolicy(), queue_policies={}
     )
-    return ServedModel(config, msgspec.structs.replace(model.metadata, versions=(version,)), is_timed=False)
+    metadata = msgspec.structs.replace(model.metadata, versions=(version,))
+    return ServedModel(config, metadata, labels=model.labels, is_timed=False)
 
 
 def score(settings: ScoreSettings) -> int:

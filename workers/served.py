@@ -15,7 +15,8 @@ from workers.resident import ModelKey
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """A model as it is served now. `fingerprints` are of each version's files and configuration.
+    """A model as it is served now. `fingerprints` are of each version's files and configuration, `labels` the names of
+    classes by output.
 
     `is_timed`: whether parameters of requests set clocks, counted from their arrival. Not so for what is scored later.
     """
@@ -23,6 +24,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     config: ModelConfig
     metadata: ModelMetadata
     fingerprints: dict[str, str] = {}
+    labels: dict[str, tuple[str, ...]] = {}
     is_timed: bool = True
 
     def key(self, version: str) -> ModelKey:

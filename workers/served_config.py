@@ -1,4 +1,4 @@
-"""The configuration that is served, as Triton's message in JSON: what was written, with what was completed.
+"""The configuration that is served, as Triton's message goes into JSON: what was written, with what was completed.
 
 Field names are those of Triton's schema; numbers are numbers, also those of 64 bits; fields that have their default are
 told too. Must not know Kafka, repositories or what a backend does with it. The schema (which
@@ -9,25 +9,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from workers.model_config import ModelConfig
 
 _KINDS = {"auto": 0, "gpu": 1, "cpu": 2}  # ModelInstanceGroup.Kind
 
 
-def config_json(text: str | None, config: ModelConfig) -> bytes:
-    """The message of config.pbtxt `text` (None: there is none) as `config` was completed from it, as JSON."""
+def config_told(text: str | None, config: ModelConfig) -> dict[str, Any]:
+    """The message of config.pbtxt `text` (None: there is none) as `config` was completed from it."""
     from google.protobuf import json_format, text_format
     from tritonclient.grpc import model_config_pb2
 
     message = text_format.Parse(text or "", model_config_pb2.ModelConfig())
     _complete(message, config)
-    told = json_format.MessageToDict(
+    told: dict[str, Any] = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     _make_numbers(told, message.DESCRIPTOR)
-    return msgspec.json.encode(told)
+    return told
 
 
 def _complete(message: Any, config: ModelConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -166,8 +165,8 @@ async def test_announcements_tell_the_configuration_that_is_served_and_the_label
     assert named.labels == {"OUTPUT0": ("cat", "dog")}
     assert named.config is not None
     assert sums.config is not None
-    assert json.loads(named.config)["output"][0]["label_filename"] == "classes.txt"
-    told = json.loads(sums.config)
+    assert named.config["output"][0]["label_filename"] == "classes.txt"
+    told = sums.config
     assert (told["name"], told["backend"], told["max_batch_size"]) == ("sums", "onnxruntime", 32)
     assert [(field["name"], field["data_type"], field["dims"]) for field in told["input"]] == [
         ("INPUT0", "TYPE_FP32", [4]),
