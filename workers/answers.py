@@ -80,11 +80,11 @@ class Answers:
         self._in_order = in_order
         self._cut: deque[Batch] = deque()
         self._done: dict[int, tuple[Finished, Sequence[Part]]] = {}
-        labels = (ref.name, ref.version)
-        self._batch_rows = BATCH_ROWS.labels(*labels)
-        self._queue_seconds = QUEUE_SECONDS.labels(*labels)
-        self._infer_seconds = INFER_SECONDS.labels(*labels)
-        self._extra_runs = EXTRA_RUNS.labels(*labels)
+        of_model = (ref.name, ref.version)
+        self._batch_rows = BATCH_ROWS.labels(*of_model)
+        self._queue_seconds = QUEUE_SECONDS.labels(*of_model)
+        self._infer_seconds = INFER_SECONDS.labels(*of_model)
+        self._extra_runs = EXTRA_RUNS.labels(*of_model)
 
     def expect(self, batch: Batch) -> None:
         """A batch was cut."""

@@ -56,6 +56,8 @@ class UnderWay:
 
     def next_due_us(self, at_us: int) -> int | None:
         """When to call `end_overdue`; None: never. What has not begun may begin at any moment."""
+        if not self._timed:
+            return None
         return min(
             (
                 (batch.begun_us or at_us) + 1000 * work.envelope.execution_timeout_ms - work.ran_us

@@ -38,7 +38,7 @@ def after(budget_ms: int) -> Deadline:
 
 def code_of(outcome: Outcome) -> ErrorCode | None:
     error = outcome.error()
-    return error and error.code
+    return None if error is None else error.code
 
 
 def add_to_config(site: Installation, model: str, text: str, *, instead_of: str = "") -> None:
