@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schemas.model import ModelRef
@@ -47,6 +47,7 @@ def test_a_batch_counts_for_its_size_and_each_request_of_it_for_its_parts() -> N
 
 
 @given(st.lists(st.integers(0, 100_000_000), max_size=50))
+@example([int(1000 * bound_ms) for bound_ms in LATENCY_BOUNDS_MS])
 def test_each_latency_is_counted_at_the_first_bound_that_it_keeps(latencies_us: list[int]) -> None:
     counters = ModelCounters()
     counters.note_answers(1, [-took_us for took_us in latencies_us], 0, 0, (0, 0, 0))

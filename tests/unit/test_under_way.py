@@ -130,6 +130,10 @@ def test_runs_that_failed_in_passing_count_for_the_execution_timeout() -> None:
     batch.begun_us = 1000
     under_way.begin(batch)
     assert under_way.next_due_us(1000) == 7000
+    under_way.end_overdue(6999)
+    assert not work.is_over
+    under_way.end_overdue(7000)
+    assert work.is_over
 
 
 def test_who_is_cancelled_while_running_is_answered_once_also_when_the_batch_fails() -> None:
