@@ -60,14 +60,7 @@ class Serving:
         self.news = LoadNews(publisher, control_topic=pool.topics.control)
         memory = device_memory(ram_bytes=settings.model_memory_bytes, gpu_ratio=settings.gpu_memory_ratio)
         self.models = ModelCache(Loader(pool.repository, memory), budgets=memory.budgets, on_state=self._note_state)
-        self.reporter = Reporter(
-            publisher,
-            control_topic=pool.topics.control,
-            pool=pool.name,
-            statistics=self.statistics,
-            devices=_devices(memory),
-            held_bytes=self.models.held_bytes,
-        )
+        self.reporter = self._new_reporter(memory)
         self.served = ServedModels(
             {pool.request_topics[name].name: served_model(pool.models[name]) for name in pool.models}
         )
@@ -80,16 +73,7 @@ class Serving:
         self.recorder = self._new_recorder(tasks)
         for name, topic in pool.request_topics.items():
             self._know(name, topic)
-        self.engine = Engine(
-            served=self.served,
-            models=self.models,
-            intake=self.intake,
-            recorder=self.recorder,
-            tasks=tasks,
-            room=QueueRoom(settings.max_queued_requests, settings.max_queued_bytes),
-            cancelled=self.cancelled,
-            statistics=self.statistics,
-        )
+        self.engine = self._new_engine(tasks)
         self.watch = self._new_watch()
         self.engine.fall_back = self.watch.fall_back
         self.wishes = Wishes(served=self.served, models=self.models, tasks=tasks, now_ms=_now_ms)
@@ -132,6 +116,28 @@ class Serving:
             claim_above_bytes=self._settings.claim_above_bytes,
         )
 
+    def _new_reporter(self, memory: DeviceMemory) -> Reporter:
+        return Reporter(
+            self.publisher,
+            control_topic=self.pool.topics.control,
+            pool=self.pool.name,
+            statistics=self.statistics,
+            devices=_devices(memory),
+            held_bytes=self.models.held_bytes,
+        )
+
+    def _new_engine(self, tasks: asyncio.TaskGroup) -> Engine:
+        return Engine(
+            served=self.served,
+            models=self.models,
+            intake=self.intake,
+            recorder=self.recorder,
+            tasks=tasks,
+            room=QueueRoom(self._settings.max_queued_requests, self._settings.max_queued_bytes),
+            cancelled=self.cancelled,
+            statistics=self.statistics,
+        )
+
     def _new_watch(self) -> RepositoryWatch:
         return RepositoryWatch(
             self.pool,
@@ -139,6 +145,7 @@ class Serving:
             models=self.models,
             on_new=self._serve_new,
             on_changed=self._serve_changed,
+            on_gone=self._serve_gone,
             every_s=self._settings.repository_poll_s,
         )
 
@@ -170,6 +177,12 @@ class Serving:
         """A model is served in a new state."""
         self.engine.retire(name)
         await self.pool.announce_one(self.publisher, name)
+
+    async def _serve_gone(self, name: str) -> None:
+        """A model has left the repository: requests that are on their way are run while it is in memory, or fail."""
+        await self.pool.withdraw(self.publisher, name)
+        for key in self.models.loaded(name):
+            self.models.drop_when_idle(key)
 
     def _note_state(self, key: ModelKey, state: str, fetched_ratio: float, reason: str) -> None:
         self.news.note(key, state, fetched_ratio)
