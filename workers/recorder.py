@@ -8,6 +8,7 @@ The order is fixed: outcome durable, then acknowledged. Knows no Kafka client an
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from schemas.errors import InferenceError
 from schemas.outcome import (
     JobState,
     Outcome,
+    answer_key,
     decode_stored,
     encode_stored,
     error_value,
@@ -101,6 +103,10 @@ class OutcomeRecorder:
                 work.started_ms,
                 now_ms,
                 envelope.traceparent,
+                "",
+                envelope.tenant,
+                envelope.webhook,
+                envelope.attempt,
             )
             self._record(delivery, envelope, outcome, None)
         topic = answered[0][0].delivery.partition.topic
@@ -124,6 +130,7 @@ class OutcomeRecorder:
             "",
             envelope.tenant,
             envelope.webhook,
+            envelope.attempt,
         )
         dead = None
         if outcome.state is JobState.FAILED:
@@ -183,10 +190,19 @@ class OutcomeRecorder:
         self, delivery: Delivery, envelope: Envelope, outcome: Outcome, dead: list[tuple[str, bytes]] | None
     ) -> None:
         """The ways that need more than one write."""
-        if envelope.stored:
-            outcome = await self._store_outcome(outcome)
         if len(outcome.value) > self._claim_above_bytes:
             outcome = await self._claim(outcome)
+        if envelope.stored:
+            stored = await self._store_outcome(outcome)
+            # One that a gateway stored, as the request was cancelled, knows less of it than the record does.
+            outcome = replace(
+                stored,
+                id=stored.id or envelope.id,
+                tenant=stored.tenant or envelope.tenant,
+                webhook=stored.webhook or envelope.webhook,
+            )
+            if len(outcome.value) > self._claim_above_bytes:
+                outcome = await self._claim(outcome)
         headers = outcome_headers(outcome, self._source)
         number = delivery.partition.number
         model = self._topics.model_of(delivery.partition.topic)
@@ -236,7 +252,7 @@ class OutcomeRecorder:
             return outcome
 
     async def _claim(self, outcome: Outcome) -> Outcome:
-        key = f"claims/answers/{outcome.origin}"
+        key = answer_key(outcome.origin, self._epochs[outcome.origin.topic], secrets.token_hex(8))
         await self._with_store(lambda: self._store.put(key, outcome.value))
         return replace(outcome, value=b"", claim=key)
 
