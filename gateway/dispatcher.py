@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -19,10 +19,11 @@ from gateway.call import Call
 from gateway.job_id import Job, encode_job_id
 from gateway.outbox import Handed
 from gateway.outcomes import Outcomes
+from schemas.cancellation import Cancellation, cancellation_key, encode_cancellation
 from schemas.control import ModelAnnouncement
 from schemas.errors import ErrorCode, InferenceError
 from schemas.outcome import Outcome
-from schemas.record import Envelope, ReplyTo, request_headers
+from schemas.record import Envelope, Origin, ReplyTo, request_headers
 from schemas.request import InferenceRequest
 from schemas.topics import Topics
 from schemas.v2 import encode_request
@@ -123,24 +124,49 @@ class Dispatcher:
         does not take the request in time; then it may still run, its answer is dropped. A cancelled caller's request
         goes on, its answer is kept.
         """
-        if self._reply_to is None:
-            raise InferenceError(ErrorCode.UNAVAILABLE, "this gateway takes no requests now", remedy="try again")
-        if self._in_flight >= self._max_in_flight:
-            raise InferenceError(
-                ErrorCode.OVERLOADED,
-                f"{self._in_flight} requests are in flight, as many as this gateway takes",
-                remedy="try again later, or submit with the header Prefer: respond-async",
-            )
-        self._in_flight += 1
-        self._idle.clear()
+        reply_to = self._admit()
         try:
             if call.detached:
                 return await self._submit(model, request, call)
-            return await self._ask(model, request, call, self._reply_to)
+            return await self._ask(model, request, call, reply_to)
         finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
+            self._leave()
+
+    async def submit_all(
+        self, model: ModelAnnouncement, requests: Sequence[tuple[InferenceRequest, Call]]
+    ) -> list[Accepted | InferenceError]:
+        """Submit requests that came together and were checked, each by itself: what became of each, in their order.
+
+        They count as one request in flight, and their records leave together. Raises InferenceError as `infer` does
+        before the first is taken.
+        """
+        self._admit()
+        try:
+            ended = await asyncio.gather(
+                *(self._submit(model, request, call) for request, call in requests), return_exceptions=True
+            )
+        finally:
+            self._leave()
+        for each in ended:
+            if isinstance(each, BaseException) and not isinstance(each, InferenceError):
+                raise each  # a fault of ours
+        return [each for each in ended if isinstance(each, Accepted | InferenceError)]
+
+    async def cancel(self, origin: Origin, epoch: int, reason: str) -> None:
+        """Tell the workers that a request must not run any more, or that its result is of no use; durable then.
+
+        Raises InferenceError(UNAVAILABLE).
+        """
+        key, value = cancellation_key(origin, epoch), Cancellation(time.time_ns() // 1_000_000, reason)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await self._broker.append(self._topics.control, key, encode_cancellation(value))
+        except (BrokerError, TimeoutError) as cause:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"Kafka did not take the cancellation: {cause!r}; the request may run nevertheless",
+                remedy="cancel again in a moment",
+            ) from cause
 
     def answer(self, id_: bytes, record: Record) -> bool:
         """Give a reply to the request that waits for it; False when none does."""
@@ -168,6 +194,25 @@ class Dispatcher:
         """Wait until no request is in flight."""
         await self._idle.wait()
 
+    def _admit(self) -> ReplyTo:
+        """Take a permit, given back by `_leave`; where to answer. Raises InferenceError: OVERLOADED, UNAVAILABLE."""
+        if self._reply_to is None:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "this gateway takes no requests now", remedy="try again")
+        if self._in_flight >= self._max_in_flight:
+            raise InferenceError(
+                ErrorCode.OVERLOADED,
+                f"{self._in_flight} requests are in flight, as many as this gateway takes",
+                remedy="try again later, or submit with the header Prefer: respond-async",
+            )
+        self._in_flight += 1
+        self._idle.clear()
+        return self._reply_to
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+
     async def _ask(
         self, model: ModelAnnouncement, request: InferenceRequest, call: Call, reply_to: ReplyTo
     ) -> Outcome | Accepted:
@@ -177,7 +222,10 @@ class Dispatcher:
         key = call.id.encode()
         self._waiters[key] = waiter
         try:
-            handed = waiter.handed = await self._produce(model, request, call, reply_to, waiter.note_end)
+            note_end: Callable[[Handed], None] = waiter.note_end
+            if call.on_accepted is not None:
+                note_end = self._telling(model, call, note_end)
+            handed = waiter.handed = await self._produce(model, request, call, reply_to, note_end)
             waiter.timer = loop.call_at(min(waiter.give_up_s, waiter.deadline_s), waiter.look)
             record = await waiter.future
         finally:
@@ -186,19 +234,27 @@ class Dispatcher:
                 waiter.timer.cancel()
         if record is not None:
             return await self._outcomes.of_record(record)
-        return self._accepted(model, handed, kept=True)
+        return self._accepted(model, handed, call, kept=not call.stored)
 
     async def _submit(self, model: ModelAnnouncement, request: InferenceRequest, call: Call) -> Accepted:
-        ended = asyncio.Event()
-        handed = await self._produce(model, request, call, None, lambda _: ended.set())
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def note_end(handed: Handed) -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        handed = await self._produce(model, request, call, None, note_end)
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await ended.wait()
+                await ended
         except TimeoutError as cause:  # the record may be on its way
             raise _not_acknowledged() from cause
         if handed.error is not None:
             raise _not_taken(handed.error) from handed.error
-        return self._accepted(model, handed, kept=False)
+        accepted = self._accepted(model, handed, call, kept=False)
+        if call.on_accepted is not None:
+            call.on_accepted(accepted.job_id)
+        return accepted
 
     async def _produce(
         self,
@@ -211,7 +267,7 @@ class Dispatcher:
         value, header_length = encode_request(request)
         claim = ""
         if len(value) > self._claim_above_bytes:
-            claim = f"claims/{call.id}"
+            claim = request_key(call.id, time.time_ns() // 1_000_000)
             await self._outcomes.put_claim(claim, value)
             value = b""
         envelope = Envelope(
@@ -224,7 +280,7 @@ class Dispatcher:
             1,
             call.traceparent,
             claim,
-            call.detached,
+            call.detached or call.stored,
             call.start_by,
             call.execution_timeout_ms,
             call.caller.tenant,
@@ -241,10 +297,22 @@ class Dispatcher:
         outbox.put(handed)
         return handed
 
-    def _accepted(self, model: ModelAnnouncement, handed: Handed, *, kept: bool) -> Accepted:
+    def _telling(
+        self, model: ModelAnnouncement, call: Call, note_end: Callable[[Handed], None]
+    ) -> Callable[[Handed], None]:
+        """`note_end` for one who wants to know the job id before the answer."""
+
+        def note(handed: Handed) -> None:
+            if handed.error is None and call.on_accepted is not None:
+                call.on_accepted(self._accepted(model, handed, call, kept=not call.stored).job_id)
+            note_end(handed)
+
+        return note
+
+    def _accepted(self, model: ModelAnnouncement, handed: Handed, call: Call, *, kept: bool) -> Accepted:
         partition, offset, appended_ms = handed.place()
         job = Job(self._topics.model_of(model.topic), model.epoch, partition, offset, appended_ms, kept)
-        return Accepted(encode_job_id(job, key=self._job_key))
+        return Accepted(encode_job_id(job, key=self._job_key, tenant=call.caller.tenant))
 
 
 def _not_taken(cause: BaseException) -> InferenceError:
@@ -261,3 +329,10 @@ def _not_acknowledged() -> InferenceError:
         f"Kafka did not acknowledge the request within {REQUEST_TIMEOUT_S:g} s; it may run nevertheless",
         remedy="try again in a moment",
     )
+
+
+def request_key(id_: str, now_ms: int) -> str:
+    """The object key of a request's value that is too large for a record. By the hour, so that what is too old can be
+    removed without looking at each.
+    """
+    return f"claims/requests/{now_ms // 3_600_000:08d}/{id_}"

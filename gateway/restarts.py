@@ -35,9 +35,9 @@ class Restarts:
     def note(self, worker: str, report: WorkerReport | None) -> None:
         """Take a worker's report in; None: it has stopped in good order."""
         if report is None:
-            for known in self._lives.values():
-                for life in known:
-                    life.left = life.left or life.worker == worker
+            for gone in (life for lives in self._lives.values() for life in lives):
+                if gone.worker == worker:
+                    gone.left = True
             return
         lives = self._lives.get(report.pool, deque())
         if not lives:
@@ -45,9 +45,9 @@ class Restarts:
                 del self._lives[next(iter(self._lives))]
             lives = self._lives[report.pool] = deque(maxlen=_MAX_LIVES)
         key = (worker, report.started_ms)
-        life = next((each for each in lives if (each.worker, each.started_ms) == key), None)
-        if life is None:
-            life = _Life(*key)
+        known = [each for each in lives if (each.worker, each.started_ms) == key]
+        life = known[0] if known else _Life(*key)
+        if not known:
             lives.append(life)
         life.last_ms = max(life.last_ms, report.at_ms)
         life.answered = life.answered or any(model.success.count or model.fail.count for model in report.models)

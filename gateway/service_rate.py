@@ -41,12 +41,9 @@ class ServiceRates:
         for model in report.models:  # the versions of a model share its queue
             answered[model.name] = answered.get(model.name, 0) + model.success.count + model.fail.count
         for name, count in answered.items():
-            workers = self._seen.get(name)
-            if workers is None:
-                if len(self._seen) >= _MAX_MODELS:
-                    del self._seen[next(iter(self._seen))]
-                workers = self._seen[name] = {}
-            _note_count(workers, worker, report.at_ms, count)
+            if name not in self._seen and len(self._seen) >= _MAX_MODELS:
+                del self._seen[next(iter(self._seen))]
+            _note_count(self._seen.setdefault(name, {}), worker, report.at_ms, count)
 
     def per_s(self, model: str, now_ms: int) -> float | None:
         """Requests per second of all workers together; None when it is not known."""
