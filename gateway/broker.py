@@ -40,6 +40,7 @@ class Record(Protocol):
 
     partition: int
     offset: int
+    timestamp: int
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
@@ -187,6 +188,14 @@ class Broker:
         """The next offset of each partition."""
         found = await self._lookup.end_offsets([TopicPartition(topic, partition) for partition in partitions])
         return {tp.partition: offset for tp, offset in found.items()}
+
+    async def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
+        """The offset of each partition's first record of this moment or later; its next offset where there is none."""
+        places = [TopicPartition(topic, partition) for partition in partitions]
+        found = await self._lookup.offsets_for_times(dict.fromkeys(places, at_ms))
+        missing = [place.partition for place in places if found.get(place) is None]
+        ends = await self.ends(topic, missing) if missing else {}
+        return {place.partition: found[place].offset for place in places if place.partition not in ends} | ends
 
     async def commits(self, group: str, topics: Mapping[str, int]) -> dict[tuple[str, int], Commit]:
         """What a group has committed on topics with so many partitions each; partitions without a commit are left out.

@@ -46,7 +46,8 @@ class Call(msgspec.Struct, frozen=True):
 
     `detached`: do not wait, the worker stores the outcome. `wait_ms`: how long to wait otherwise. `webhook` is a URL to
     tell the outcome to, for detached requests only. `stored`: the worker stores the outcome although somebody waits.
-    `on_accepted` is told the job id once the broker holds the request, waiting or not.
+    `on_accepted` is told the job id once the broker holds the request, waiting or not. `hand_over_by_s` is when, by the
+    event loop's clock, the request must not be handed to Kafka any more; 0: never.
     """
 
     id: str
@@ -62,6 +63,7 @@ class Call(msgspec.Struct, frozen=True):
     caller: Caller = ANYONE
     stored: bool = False
     on_accepted: Callable[[str], None] | None = None
+    hand_over_by_s: float = 0.0
 
 
 def clocks_of(parameters: dict[str, Any]) -> Clocks:

@@ -19,6 +19,7 @@ from gateway.call import Call
 from gateway.job_id import Job, encode_job_id
 from gateway.outbox import Handed
 from gateway.outcomes import Outcomes
+from gateway.standing import Standing
 from schemas.cancellation import Cancellation, cancellation_key, encode_cancellation
 from schemas.control import ModelAnnouncement
 from schemas.errors import ErrorCode, InferenceError
@@ -32,9 +33,16 @@ _log = structlog.get_logger(__name__)
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """The broker holds the request; its outcome will be found under `job_id`."""
+    """The broker holds the request; its outcome will be found under `job_id`. `standing` for one that was accepted
+    before: where it stands by now.
+    """
 
     job_id: str
+    standing: Standing | None = None
+
+
+class MayRunError(InferenceError):
+    """The request was handed to Kafka and nobody knows whether it was taken."""
 
 
 class _Waiter:
@@ -292,7 +300,9 @@ class Dispatcher:
             try:
                 outbox = await self._broker.open_outbox(model.topic)
             except BrokerError as cause:
-                raise _not_taken(cause) from cause
+                raise _not_taken(cause, InferenceError) from cause
+        if call.hand_over_by_s and asyncio.get_running_loop().time() > call.hand_over_by_s:
+            raise _too_late()
         handed = Handed(value, headers, on_end)
         outbox.put(handed)
         return handed
@@ -315,20 +325,22 @@ class Dispatcher:
         return Accepted(encode_job_id(job, key=self._job_key, tenant=call.caller.tenant))
 
 
-def _not_taken(cause: BaseException) -> InferenceError:
-    error = InferenceError(
-        ErrorCode.UNAVAILABLE, f"Kafka did not take the request: {cause!r}", remedy="try again in a moment"
-    )
+def _not_taken(cause: BaseException, kind: type[InferenceError] = MayRunError) -> InferenceError:
+    error = kind(ErrorCode.UNAVAILABLE, f"Kafka did not take the request: {cause!r}", remedy="try again in a moment")
     error.__cause__ = cause
     return error
 
 
 def _not_acknowledged() -> InferenceError:
-    return InferenceError(
+    return MayRunError(
         ErrorCode.UNAVAILABLE,
         f"Kafka did not acknowledge the request within {REQUEST_TIMEOUT_S:g} s; it may run nevertheless",
         remedy="try again in a moment",
     )
+
+
+def _too_late() -> InferenceError:
+    return InferenceError(ErrorCode.UNAVAILABLE, "handing the request over took too long", remedy="try again")
 
 
 def request_key(id_: str, now_ms: int) -> str:

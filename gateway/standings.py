@@ -48,9 +48,13 @@ class Standings:
 
     def job(self, id_: str, caller: Caller) -> Job:
         """The job of an id. Raises InferenceError: JOB_NOT_FOUND, also for another tenant's, or PERMISSION_DENIED."""
-        job = decode_job_id(id_, key=self._job_key, tenant=caller.tenant)
+        job = self.job_of(id_, caller.tenant)
         caller.require("jobs", job.name)
         return job
+
+    def job_of(self, id_: str, tenant: str) -> Job:
+        """The job of an id that is a tenant's. Raises InferenceError(JOB_NOT_FOUND)."""
+        return decode_job_id(id_, key=self._job_key, tenant=tenant)
 
     def origin(self, job: Job) -> Origin:
         """The place of a job's request."""
