@@ -8,7 +8,7 @@ _MAX_CHARS = 2048
 
 
 def best_of(offered: Sequence[str], accept: str) -> str | None:
-    """The media type of `offered` that an Accept header likes best, the first among equals; None: it takes none of them.
+    """The media type of `offered` that an Accept header likes best, the first among equals; None: it takes none.
 
     An absent header takes anything. The most specific range decides; parameters other than q are ignored.
     """

@@ -20,6 +20,7 @@ from gateway.job_id import Job, encode_job_id
 from gateway.outbox import Handed
 from gateway.outcomes import Outcomes
 from gateway.standing import Standing
+from gateway.waiter import Waiter, not_acknowledged, not_taken, too_late
 from schemas.cancellation import Cancellation, cancellation_key, encode_cancellation
 from schemas.control import ModelAnnouncement
 from schemas.errors import ErrorCode, InferenceError
@@ -39,48 +40,6 @@ class Accepted(msgspec.Struct, frozen=True):
 
     job_id: str
     standing: Standing | None = None
-
-
-class MayRunError(InferenceError):
-    """The request was handed to Kafka and nobody knows whether it was taken."""
-
-
-class _Waiter:
-    """A request in flight. Times are the event loop's, in seconds."""
-
-    __slots__ = ("deadline_s", "future", "give_up_s", "handed", "timer")
-
-    def __init__(self, future: asyncio.Future[Record | None], give_up_s: float, deadline_s: float) -> None:
-        self.future = future  # the reply; None: the wait is spent and the broker has acknowledged
-        self.give_up_s = give_up_s
-        self.deadline_s = deadline_s  # for the acknowledgement
-        self.handed: Handed | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-    def note_end(self, handed: Handed) -> None:
-        """The broker has taken the record, or it has failed."""
-        if self.future.done():
-            return
-        if handed.error is not None:
-            self.future.set_exception(_not_taken(handed.error))
-        elif self.future.get_loop().time() >= self.give_up_s:
-            self.future.set_result(None)
-
-    def look(self) -> None:
-        """End what has run out of time, and look again when the next time runs out."""
-        if self.future.done():
-            return
-        loop = self.future.get_loop()
-        now_s = loop.time()
-        acknowledged = self.handed is not None and self.handed.has_ended
-        if acknowledged and now_s >= self.give_up_s:
-            self.future.set_result(None)
-        elif not acknowledged and now_s >= self.deadline_s:
-            self.future.set_exception(_not_acknowledged())
-        else:  # without an acknowledgement only that decides between a job id and a failure
-            if self.timer is not None:
-                self.timer.cancel()
-            self.timer = loop.call_at(self.give_up_s if acknowledged else self.deadline_s, self.look)
 
 
 class Dispatcher:
@@ -107,7 +66,7 @@ class Dispatcher:
         self._max_in_flight = max_in_flight
         self._claim_above_bytes = claim_above_bytes
         self._reply_to: ReplyTo | None = None
-        self._waiters: dict[bytes, _Waiter] = {}
+        self._waiters: dict[bytes, Waiter] = {}
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -226,7 +185,7 @@ class Dispatcher:
     ) -> Outcome | Accepted:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        waiter = _Waiter(loop.create_future(), now_s + call.wait_ms / 1000, now_s + REQUEST_TIMEOUT_S)
+        waiter = Waiter(loop.create_future(), now_s + call.wait_ms / 1000, now_s + REQUEST_TIMEOUT_S)
         key = call.id.encode()
         self._waiters[key] = waiter
         try:
@@ -256,9 +215,9 @@ class Dispatcher:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await ended
         except TimeoutError as cause:  # the record may be on its way
-            raise _not_acknowledged() from cause
+            raise not_acknowledged() from cause
         if handed.error is not None:
-            raise _not_taken(handed.error) from handed.error
+            raise not_taken(handed.error) from handed.error
         accepted = self._accepted(model, handed, call, kept=False)
         if call.on_accepted is not None:
             call.on_accepted(accepted.job_id)
@@ -300,9 +259,9 @@ class Dispatcher:
             try:
                 outbox = await self._broker.open_outbox(model.topic)
             except BrokerError as cause:
-                raise _not_taken(cause, InferenceError) from cause
+                raise not_taken(cause, InferenceError) from cause
         if call.hand_over_by_s and asyncio.get_running_loop().time() > call.hand_over_by_s:
-            raise _too_late()
+            raise too_late()
         handed = Handed(value, headers, on_end)
         outbox.put(handed)
         return handed
@@ -323,24 +282,6 @@ class Dispatcher:
         partition, offset, appended_ms = handed.place()
         job = Job(self._topics.model_of(model.topic), model.epoch, partition, offset, appended_ms, kept)
         return Accepted(encode_job_id(job, key=self._job_key, tenant=call.caller.tenant))
-
-
-def _not_taken(cause: BaseException, kind: type[InferenceError] = MayRunError) -> InferenceError:
-    error = kind(ErrorCode.UNAVAILABLE, f"Kafka did not take the request: {cause!r}", remedy="try again in a moment")
-    error.__cause__ = cause
-    return error
-
-
-def _not_acknowledged() -> InferenceError:
-    return MayRunError(
-        ErrorCode.UNAVAILABLE,
-        f"Kafka did not acknowledge the request within {REQUEST_TIMEOUT_S:g} s; it may run nevertheless",
-        remedy="try again in a moment",
-    )
-
-
-def _too_late() -> InferenceError:
-    return InferenceError(ErrorCode.UNAVAILABLE, "handing the request over took too long", remedy="try again")
 
 
 def request_key(id_: str, now_ms: int) -> str:

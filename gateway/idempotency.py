@@ -16,7 +16,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.call import Call
-from gateway.dispatcher import Accepted, Dispatcher, MayRunError
+from gateway.dispatcher import Accepted, Dispatcher
 from gateway.idempotency_key import Answer, Repeat
 from gateway.job_watch import JobWatch
 from gateway.key_claims import LEASE_MS, Claimed, KeyClaims
@@ -24,6 +24,7 @@ from gateway.outcomes import Outcomes
 from gateway.record_search import RecordSearch
 from gateway.standing import Standing
 from gateway.standings import Standings
+from gateway.waiter import MayRunError
 from schemas.control import ModelAnnouncement
 from schemas.errors import InferenceError
 from schemas.outcome import Outcome
@@ -31,7 +32,9 @@ from schemas.request import InferenceRequest
 
 _log = structlog.get_logger(__name__)
 
-_HAND_OVER_WITHIN_S = LEASE_MS / 1000 / 3  # a third to hand over, a third for the broker, a third for clocks that differ
+_HAND_OVER_WITHIN_S = (
+    LEASE_MS / 1000 / 3
+)  # a third to hand over, a third for the broker, a third for clocks that differ
 
 # Submits a batch, each request under the given id, a dot and its number, but for those that have a job id already, by
 # number; until the given moment by the event loop's clock.

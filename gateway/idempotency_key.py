@@ -21,22 +21,6 @@ class Repeat(msgspec.Struct, frozen=True):
     place: str
     fingerprint: str
 
-    @classmethod
-    def of(cls, sent: Mapping[bytes, bytes], tenant: str, fingerprint: str) -> Repeat | None:
-        """What the header Idempotency-Key says; None without it. Raises InferenceError(INVALID_REQUEST)."""
-        key = sent.get(HEADER)
-        if key is None:
-            return None
-        if not 0 < len(key) <= _MAX_BYTES or not all(0x20 < byte < 0x7F for byte in key):
-            raise invalid(
-                "the idempotency key is not usable",
-                field=HEADER.decode(),
-                value=key.decode("latin-1"),
-                remedy=f"send 1 to {_MAX_BYTES} visible ASCII characters, such as a UUID",
-            )
-        digest = hashlib.blake2b(key, key=_of(tenant.encode()), digest_size=20).hexdigest()
-        return cls(f"idempotency/{digest[:2]}/{digest}", fingerprint)
-
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one request: a job, or the error that it was refused with."""
@@ -51,6 +35,20 @@ class KeyClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     fingerprint: str
     id: str
     at_ms: int
+
+
+def repeat_of(sent: Mapping[bytes, bytes], tenant: str, fingerprint: str) -> Repeat:
+    """What the header Idempotency-Key, which must be there, says. Raises InferenceError(INVALID_REQUEST)."""
+    key = sent[HEADER]
+    if not 0 < len(key) <= _MAX_BYTES or not all(0x20 < byte < 0x7F for byte in key):
+        raise invalid(
+            "the idempotency key is not usable",
+            field=HEADER.decode(),
+            value=key.decode("latin-1"),
+            remedy=f"send 1 to {_MAX_BYTES} visible ASCII characters, such as a UUID",
+        )
+    digest = hashlib.blake2b(key, key=_of(tenant.encode()), digest_size=20).hexdigest()
+    return Repeat(f"idempotency/{digest[:2]}/{digest}", fingerprint)
 
 
 def fingerprint(kind: str, model: str, body: bytes, *, version: str = "", header_length: int | None = None) -> str:

@@ -5,10 +5,7 @@ Must not know Kafka.
 
 from __future__ import annotations
 
-import random
-import re
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -17,13 +14,19 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.body import ENCODE_ABOVE_BYTES, chosen_encoding, encoded, read_body
 from gateway.call import Call, clocks_of, priority_of
+from gateway.call_headers import has_call_headers, webhook_in, with_headers
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Accepted, Dispatcher
-from gateway.jobs import job_path, queued_document
+from gateway.idempotency import Idempotency
+from gateway.idempotency_key import HEADER as IDEMPOTENCY_KEY
+from gateway.idempotency_key import fingerprint, repeat_of
 from gateway.metrics import Metrics
 from gateway.outcomes import Outcomes
+from gateway.preferences import NO_PREFERENCES, Preferences, parse_preferences
 from gateway.problem import RawHeaders, problem_response
 from gateway.raw_body import raw_request
+from gateway.standing import document_of, job_path, queued_document
+from gateway.traceparent import traceparent_of
 from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.outcome import Outcome
 from schemas.request import InferenceRequest
@@ -39,41 +42,10 @@ _JSON = (b"content-type", b"application/json")
 _OCTETS = (b"content-type", b"application/octet-stream")
 _EXPIRED_ANSWER_GRACE_MS = 5_000  # after a deadline, for the worker to say that it has passed
 _PATIENCE_S = 0.5  # nobody leaves before; looking costs 3 us
-_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_WAIT = re.compile(r'wait="?([0-9]{1,9})"?')
+
+_encode = msgspec.json.Encoder().encode
 
 Answer = tuple[int, RawHeaders, bytes]
-
-
-class Preferences(msgspec.Struct, frozen=True):
-    """What of RFC 7240 we honour: respond-async, and wait in seconds."""
-
-    respond_async: bool = False
-    wait_s: int | None = None
-
-    def applied(self, *, accepted: bool) -> bytes:
-        """The Preference-Applied header; empty when there is nothing to say."""
-        parts = []
-        if self.respond_async and accepted:
-            parts.append("respond-async")
-        if self.wait_s is not None:
-            parts.append(f"wait={self.wait_s}")
-        return ", ".join(parts).encode()
-
-
-_NO_PREFERENCES = Preferences()
-
-
-def parse_preferences(values: Iterable[bytes]) -> Preferences:
-    """Read Prefer headers; what is unknown or malformed is ignored, as the RFC wants."""
-    respond_async, wait_s = False, None
-    for token in b",".join(values).decode("latin-1").lower().split(","):
-        preference = token.partition(";")[0].strip()
-        if preference == "respond-async":
-            respond_async = True
-        elif wait_s is None and (match := _WAIT.fullmatch(preference)):
-            wait_s = int(match[1])
-    return Preferences(respond_async, wait_s)
 
 
 class Infer:
@@ -85,6 +57,7 @@ class Infer:
         catalogue: Catalogue,
         dispatcher: Dispatcher,
         outcomes: Outcomes,
+        idempotency: Idempotency,
         metrics: Metrics,
         wait_s: float,
         max_body_bytes: int,
@@ -92,6 +65,7 @@ class Infer:
         self._catalogue = catalogue
         self._dispatcher = dispatcher
         self._outcomes = outcomes
+        self._idempotency = idempotency
         self._wait_ms = int(wait_s * 1000)
         self._max_body_bytes = max_body_bytes
         self._count = metrics.responses.add
@@ -101,9 +75,7 @@ class Infer:
         begun_s = time.perf_counter()
         request_id = self._dispatcher.next_id()
         sent: dict[bytes, bytes] = dict(scope["headers"])
-        traceparent = sent.get(b"traceparent", b"")
-        if not _TRACEPARENT.fullmatch(traceparent):
-            traceparent = b"00-%032x-%016x-00" % (random.getrandbits(128) | 1, random.getrandbits(64) | 1)
+        traceparent = traceparent_of(sent)
         try:
             status, headers, body = await self._answer(scope, receive, sent, request_id, traceparent.decode())
         except InferenceError as error:
@@ -130,33 +102,45 @@ class Infer:
         name, _, version = scope["path"][len(PATH_HEAD) : -len(PATH_TAIL)].partition("/versions/")
         model = self._catalogue.model(name)
         model.metadata.resolve(version)
-        preferences = _NO_PREFERENCES
+        preferences = NO_PREFERENCES
         if b"prefer" in sent:
             preferences = parse_preferences(value for key, value in scope["headers"] if key == b"prefer")
         body = await read_body(receive, sent, self._max_body_bytes)
         header_length = _header_length(sent)
         request = raw_request(body, model.metadata) if header_length == 0 else decode_request(body, header_length)
         model.metadata.check(request)
-        call = self._call(request, preferences, request_id, traceparent, version)
+        call = self._call(request, preferences, request_id, traceparent, version, sent)
         asked_s = time.monotonic()
-        answer = await self._dispatcher.infer(model, request, call)
+        if IDEMPOTENCY_KEY in sent:
+            named = fingerprint("infer", name, body, version=version, header_length=header_length)
+            repeat = repeat_of(sent, call.caller.tenant, named)
+            answer = await self._idempotency.infer(repeat, model, request, call)
+        else:
+            answer = await self._dispatcher.infer(model, request, call)
         if isinstance(answer, Accepted):
-            return _accepted(answer, name, preferences)
+            return _accepted(answer, name, preferences, call.wait_ms)
         if time.monotonic() - asked_s > _PATIENCE_S and _has_left(receive):
             self._outcomes.keep(answer)
         if error := answer.error():
             raise error
-        return _succeeded(answer, request, preferences)
+        return _succeeded(answer, request, preferences, self._wait_ms)
 
     def _call(
-        self, request: InferenceRequest, preferences: Preferences, request_id: str, traceparent: str, version: str
+        self,
+        request: InferenceRequest,
+        preferences: Preferences,
+        request_id: str,
+        traceparent: str,
+        version: str,
+        sent: dict[bytes, bytes],
     ) -> Call:
-        wait_ms = self._wait_ms
-        if preferences.wait_s is not None:
-            wait_ms = min(wait_ms, preferences.wait_s * 1000)
-        detached = preferences.respond_async and preferences.wait_s is None
-        parameters = request.parameters
-        if not parameters:
+        wait_ms, detached = self._wait_ms, False
+        if preferences is not NO_PREFERENCES:
+            wait_ms, detached = preferences.wait_ms(wait_ms), preferences.detached
+        parameters, webhook = request.parameters, ""
+        if has_call_headers(sent):
+            parameters, webhook = with_headers(parameters, sent), webhook_in(sent, detached=detached)
+        if not (parameters or webhook):
             return Call(request_id, wait_ms, detached, None, traceparent, version)
         clocks, now_ms = clocks_of(parameters), time.time_ns() // 1_000_000
         for budget_ms in (clocks.deadline_ms, clocks.start_ms):
@@ -172,6 +156,7 @@ class Infer:
             clocks.start_by(now_ms),
             clocks.execution_ms,
             priority_of(parameters),
+            webhook,
         )
 
 
@@ -200,27 +185,31 @@ def _has_left(receive: Receive) -> bool:
     return False
 
 
-def _accepted(accepted: Accepted, model: str, preferences: Preferences) -> Answer:
+def _accepted(accepted: Accepted, model: str, preferences: Preferences, wait_ms: int) -> Answer:
     headers = [
         _JSON,
         (b"location", job_path(accepted.job_id).encode()),
         (b"retry-after", b"1"),
     ]
-    _add_applied(headers, preferences, accepted=True)
-    return 202, headers, msgspec.json.encode(queued_document(accepted.job_id, model))
+    _add_applied(headers, preferences, accepted=True, wait_ms=wait_ms)
+    job_id, standing = accepted.job_id, accepted.standing
+    document = queued_document(job_id, model) if standing is None else document_of(job_id, standing)
+    return 202, headers, _encode(document)
 
 
-def _succeeded(outcome: Outcome, request: InferenceRequest, preferences: Preferences) -> Answer:
+def _succeeded(outcome: Outcome, request: InferenceRequest, preferences: Preferences, wait_ms: int) -> Answer:
     value, header_length = outcome.value, outcome.header_length
     wants_raw = request.parameters.get("binary_data_output") is True and not request.outputs
     if not (wants_raw and header_length is not None):
         response = decode_response(value, header_length)
         value, header_length = encode_response(response, binary=wants_binary(request))
     headers = [_JSON] if header_length is None else [_OCTETS, (_HEADER_LENGTH, b"%d" % header_length)]
-    _add_applied(headers, preferences, accepted=False)
+    _add_applied(headers, preferences, accepted=False, wait_ms=wait_ms)
     return 200, headers, bytes(value)
 
 
-def _add_applied(headers: RawHeaders, preferences: Preferences, *, accepted: bool) -> None:
-    if preferences is not _NO_PREFERENCES and (applied := preferences.applied(accepted=accepted)):
+def _add_applied(headers: RawHeaders, preferences: Preferences, *, accepted: bool, wait_ms: int) -> None:
+    if preferences is NO_PREFERENCES:
+        return
+    if applied := preferences.applied(accepted=accepted, most_ms=wait_ms):
         headers.append((b"preference-applied", applied))

@@ -19,9 +19,9 @@ from gateway.call import Call, clocks_of, priority_of
 from gateway.call_headers import webhook_in, with_headers
 from gateway.caller import Caller, caller_in
 from gateway.catalogue import Catalogue
-from gateway.dispatcher import Accepted, Dispatcher
+from gateway.dispatcher import Dispatcher
 from gateway.idempotency import Idempotency
-from gateway.idempotency_key import Answer, Repeat, fingerprint
+from gateway.idempotency_key import HEADER, Answer, fingerprint, repeat_of
 from gateway.job_answer import json_response
 from gateway.jobs import bounded
 from gateway.problem import Problem, problem_of
@@ -108,13 +108,13 @@ class JobBatch:
         batch = _decode(body)
         model.metadata.resolve(batch.version)
         bounded(batch.requests, self._max_requests, "requests")
-        repeat = Repeat.of(sent, caller.tenant, fingerprint("batch", name, body))
         submission = _Submission(batch, sent, caller, webhook_in(sent, detached=True))
-        if repeat is None:
-            answers = await self._submit(model, submission, self._dispatcher.next_id(), {}, 0.0)
-        else:
-            submit = partial(self._submit, model, submission)
+        submit = partial(self._submit, model, submission)
+        if HEADER in sent:
+            repeat = repeat_of(sent, caller.tenant, fingerprint("batch", name, body))
             answers = await self._idempotency.once(repeat, model, caller.tenant, submit)
+        else:
+            answers = await submit(self._dispatcher.next_id(), {}, 0.0)
         return json_response(_Submitted([_entry(each, name) for each in answers]), status=202)
 
     async def _submit(
@@ -138,8 +138,10 @@ class JobBatch:
             places.append(place)
             answers.append(Answer())
         for place, ended in zip(places, await self._dispatcher.submit_all(model, good), strict=True):
-            done = isinstance(ended, Accepted)
-            answers[place] = Answer(ended.job_id) if done else Answer(error=ended.detail())
+            if isinstance(ended, InferenceError):
+                answers[place] = Answer(error=ended.detail())
+            else:
+                answers[place] = Answer(ended.job_id)
         return answers
 
 

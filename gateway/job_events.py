@@ -1,7 +1,7 @@
 """JobEvents: a job's life as server-sent events: position, started, finished.
 
-An event's id is what it tells (`position-17`, `started`, `finished`), so any replica knows from the job's standing alone
-what a caller has missed since its Last-Event-ID. Knows no store and no Kafka client.
+An event's id is what it tells (`position-17`, `started`, `finished`), so any replica knows from the job's standing
+alone what a caller has missed since its Last-Event-ID. Knows no store and no Kafka client.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class JobWatch:
 
     async def wait_any(self, jobs: Sequence[Job], *, timeout_s: float) -> list[Standing | InferenceError]:
         """Where jobs stand once one of them has ended, or when the time is over; in their order. Errors as `wait`."""
-        if timeout_s <= 0:
+        if timeout_s <= 0 or not jobs:
             return await self._standings.find_many(jobs)
         with self.watching(jobs) as watched:
             found = await self._standings.find_many(jobs)

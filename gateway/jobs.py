@@ -112,8 +112,10 @@ class Jobs:
         # One that is none is news already: nobody should wait for the others before hearing of it.
         timeout_s = wait_of(request.query_params, self._max_wait_s) if len(jobs) == len(ids) else 0.0
         for place, standing in zip(places, await self._watch.wait_any(jobs, timeout_s=timeout_s), strict=True):
-            failed = isinstance(standing, InferenceError)
-            found[place] = problem_of(standing) if failed else document_of(ids[place], standing)
+            if isinstance(standing, InferenceError):
+                found[place] = problem_of(standing)
+            else:
+                found[place] = document_of(ids[place], standing)
         return json_response(_Told([each for each in found if each is not None]))
 
     def _ids(self, body: bytes) -> list[str]:

@@ -61,9 +61,7 @@ class RecordSearch:
         _log.info("search_requests", ids=sorted(wanted), topic=model.topic, found=len(found))
         return found
 
-    async def _read(
-        self, topic: str, first_ms: int, last_ms: int, take: Callable[[Sequence[Record]], None]
-    ) -> None:
+    async def _read(self, topic: str, first_ms: int, last_ms: int, take: Callable[[Sequence[Record]], None]) -> None:
         partitions = range(await self._broker.learn(topic))
         first = await self._broker.offsets_at(topic, partitions, first_ms)
         ends = await self._broker.offsets_at(topic, partitions, last_ms)

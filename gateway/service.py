@@ -26,8 +26,8 @@ from gateway.catalogue import Catalogue
 from gateway.dispatcher import Dispatcher
 from gateway.fleet import Fleet
 from gateway.infer import Infer
+from gateway.job_api import JobApi
 from gateway.job_id import signing_key
-from gateway.jobs import Jobs
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.outcomes import Outcomes
@@ -121,7 +121,7 @@ class Service:
         self._news: asyncio.Queue[str] = asyncio.Queue()
         self._catalogue = Catalogue(on_announced=lambda model: self._news.put_nowait(model.topic))
         self._fleet = Fleet()
-        store = open_store(settings.store)
+        store = self._store = open_store(settings.store)
         if isinstance(store, DirectoryStore):  # of all that share the directory, gateways start least often
             threading.Thread(target=_sweep, args=(store,), name="sweep store", daemon=True).start()
         self._outcomes = Outcomes(store=store, catalogue=self._catalogue, metrics=self._metrics)
@@ -145,18 +145,28 @@ class Service:
             longest_wait_s=settings.wait_s,
             rng=random.Random(),
         )
-        self._build_http(job_key)
+        self._build_http()
 
-    def _build_http(self, job_key: bytes) -> None:
+    def _build_http(self) -> None:
         settings, topics, catalogue, outcomes = self._settings, self._topics, self._catalogue, self._outcomes
         backlog = Backlog(broker=self._broker, catalogue=catalogue, topics=topics, cache_ms=settings.status_cache_ms)
         self._scaling = Scaling(backlog=backlog, catalogue=catalogue, topics=topics, metrics=self._metrics)
         models = Models(catalogue=catalogue, is_ready=lambda: self._state is State.SERVING)
-        jobs = Jobs(outcomes=outcomes, catalogue=catalogue, backlog=backlog, topics=topics, job_key=job_key)
+        self._jobs = JobApi(
+            settings=settings,
+            store=self._store,
+            broker=self._broker,
+            catalogue=catalogue,
+            fleet=self._fleet,
+            backlog=backlog,
+            outcomes=outcomes,
+            dispatcher=self._dispatcher,
+        )
         infer = Infer(
             catalogue=catalogue,
             dispatcher=self._dispatcher,
             outcomes=outcomes,
+            idempotency=self._jobs.idempotency,
             metrics=self._metrics,
             wait_s=settings.wait_s,
             max_body_bytes=settings.max_body_bytes,
@@ -168,7 +178,7 @@ class Service:
             *models.routes(),
             *self._repository.routes(),
             *self._repository.management_routes(),
-            *jobs.routes(),
+            *self._jobs.routes(),
             *self._scaling.routes(),
         ]
         app = make_app(infer=infer, routes=routes, metrics=self._metrics)
@@ -213,6 +223,7 @@ class Service:
             for record in records:
                 self._catalogue.apply(record.key, record.value)
                 self._fleet.apply(record.key, record.value)
+                self._jobs.watch.apply(record.key, record.value)
 
         beside(self._replies.read(on_poll=reading.set), "reply reader")
         beside(follower.run(learn, on_poll=check_known), "control reader")
@@ -227,6 +238,7 @@ class Service:
         beside(self._replies.hold_regularly(), "partition holder")
         beside(self._replies.adopt_regularly(), "orphan adopter")
         beside(self._scaling.gauge_regularly(), "backlog gauge")
+        beside(self._jobs.sweeper.sweep_regularly(), "sweeper")
 
     async def _ensure_topics(self) -> int:
         copies = self._settings.replication_factor
@@ -292,6 +304,7 @@ class Service:
         self._enter(State.DRAINING)
         if not served:
             return
+        self._jobs.watch.stop()
         _log.info("drain", step="2. refuse new requests, wait for answers", in_flight=self._dispatcher.in_flight)
         self._replies.on_moved = lambda partition: None
         await self._dispatcher.drain(grace_s=left_s() - _JOB_IDS_BEFORE_END_S, hurry=self._hurry)

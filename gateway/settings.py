@@ -10,13 +10,14 @@ from typing import Annotated
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.settings_jobs import JobSettings
 from schemas.errors import InferenceError
 from schemas.topics import Topics
 
 _KEY_REMEDY = "set TIDEGATE_JOB_KEY to a secret that all gateways share, made by: openssl rand -hex 32"
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(JobSettings, BaseSettings):
     """The gateway of tidegate: HTTP in, Kafka records out, answers back.
 
     Every option is also an environment variable: --kafka-bootstrap is TIDEGATE_KAFKA_BOOTSTRAP. An option wins.

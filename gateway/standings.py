@@ -115,9 +115,7 @@ class Standings:
             raise _expired("results are kept for a limited time")
         return Standing(job, JobState.RUNNING)
 
-    def unfinished(
-        self, job: Job, model: ModelAnnouncement, partitions: Sequence[PartitionBacklog]
-    ) -> Standing | None:
+    def unfinished(self, job: Job, model: ModelAnnouncement, partitions: Sequence[PartitionBacklog]) -> Standing | None:
         """Where a job stands by its pool's progress alone; None when its request is done.
 
         Raises InferenceError(UNAVAILABLE) for a partition that is not known yet.

@@ -17,9 +17,9 @@ from pydantic import SecretStr, ValidationError
 from gateway.backlog import PartitionBacklog
 from gateway.broker import Commit
 from gateway.catalogue import Catalogue
-from gateway.infer import Preferences, parse_preferences
 from gateway.lease import holder, lease, pick_partition
 from gateway.metrics import Metrics
+from gateway.preferences import Preferences, parse_preferences
 from gateway.problem import problem_response
 from gateway.service import Service, State
 from gateway.settings import GatewaySettings
