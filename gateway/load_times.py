@@ -48,3 +48,8 @@ class LoadTimes:
         if load is None or load.begun_ms is None or load.took_ms is None:
             return None
         return max(0, load.took_ms - (now_ms - load.begun_ms)) / 1000
+
+    def took_s(self, model: str) -> float | None:
+        """How long the model's last load took, in seconds; None when there was none."""
+        load = self._loads.get(model)
+        return None if load is None or load.took_ms is None else load.took_ms / 1000

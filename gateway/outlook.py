@@ -38,17 +38,15 @@ class Outlook:
         progress = self._catalogue.loading(name, now_ms)
         if progress is not None:
             return f"model loading, {progress.fetched_ratio:.0%} fetched"
-        workers = self._fleet.of_pool(model.pool, now_ms)
-        if not workers:
+        if not self._fleet.of_pool(model.pool, now_ms):
             return "no worker"
-        told = [each for report in workers.values() for each in report.models if each.name == name]
-        states = {each.state for each in told}
+        states = self._states(model, now_ms)
         if "ready" not in states:
-            if states & {"fetching", "loading"}:
+            if "fetching" in states or "loading" in states:
                 return "model loading"
-            if failed := next((each for each in told if each.state == "failed"), None):
-                return f"model does not load: {failed.reason}" if failed.reason else "model does not load"
-        return f"behind {position} requests" if position else None
+            if "failed" in states:
+                return f"model does not load: {states['failed']}" if states["failed"] else "model does not load"
+        return f"behind {position} request{'s' if position > 1 else ''}" if position else None
 
     def eta_s(
         self, model: ModelAnnouncement, position: int, partitions: Sequence[PartitionBacklog], now_ms: int
@@ -62,9 +60,18 @@ class Outlook:
         load_s: float | None = 0.0
         if self._catalogue.loading(name, now_ms) is not None:
             load_s = self._loads.left_s(name, now_ms)
+        elif "ready" not in self._states(model, now_ms):
+            load_s = self._loads.took_s(name)
         per_s = self._rates.per_s(name, now_ms)
         if load_s is None or per_s is None:
             return None
         # Its position is of its partition alone, and the workers' time goes to all partitions that have work.
         busy = max(1, sum(1 for partition in partitions if partition.records))
         return round(load_s + position * busy / per_s, 3)
+
+    def _states(self, model: ModelAnnouncement, now_ms: int) -> dict[str, str]:
+        """The states that the pool's workers have the model in, each with a reason that one of them tells."""
+        workers = self._fleet.of_pool(model.pool, now_ms).values()
+        return {
+            each.state: each.reason for report in workers for each in report.models if each.name == model.metadata.name
+        }
