@@ -1,4 +1,4 @@
-"""Waiting for jobs: one read for all of a pool, store reads for those that are done only, news of cancelling at once."""
+"""Waiting for jobs: one read for all of a pool, store reads only for what is done, news of cancelling at once."""
 
 from __future__ import annotations
 
