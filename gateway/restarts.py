@@ -62,5 +62,5 @@ class Restarts:
         ]
         # A pool that scales from zero to many starts many workers too, but side by side: an earlier one tells on.
         newest_ms = max((life.started_ms for life in short), default=0)
-        ended = [life for life in short if life.last_ms <= newest_ms]
+        ended = [life for life in short if life.last_ms <= newest_ms and life.started_ms < newest_ms]
         return len(short) == len(lives) and len(ended) >= _LIVES - 1

@@ -11,13 +11,12 @@ from tests.integration.echo_worker import EchoWorker
 
 async def control_records(worker: EchoWorker) -> list[Any]:
     """All records of the control topic up to now, compacted or not."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=worker.bootstrap)
+    consumer = AIOKafkaConsumer(bootstrap_servers=worker.bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
         place = TopicPartition(worker.topics.control, 0)
         consumer.assign([place])
         end = (await consumer.end_offsets([place]))[place]
-        await consumer.seek_to_beginning(place)
         records: list[Any] = []
         while await consumer.position(place) < end:
             for got in (await consumer.getmany(timeout_ms=1000)).values():

@@ -69,6 +69,7 @@ class EchoWorker:
         )
         self._stack = AsyncExitStack()
         self._read: list[Any] = []
+        self._lives: dict[str, int] = {}
         self.consumer: Any = None
         self.producer: Any = None
 
@@ -113,7 +114,8 @@ class EchoWorker:
         """Tell the gateways that a worker of the pool lives, and what it has done; `ago_ms`: as of then."""
         at_ms = time.time_ns() // 1_000_000 - ago_ms
         model = ModelStatistics(self.model, "2", state, success=Duration(answered))
-        report = WorkerReport(self.pool, "serving", at_ms, at_ms, models=(model,))
+        started_ms = self._lives.setdefault(worker, at_ms)
+        report = WorkerReport(self.pool, "serving", started_ms, at_ms, models=(model,))
         await self.producer.send_and_wait(
             self.topics.control, encode_report(report), key=report_key(f"{self.pool}-{worker}")
         )

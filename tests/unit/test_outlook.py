@@ -110,6 +110,13 @@ def test_a_crash_loop_under_one_name_is_one_too() -> None:
     assert restarts.is_crash_looping("pool", NOW_MS + 45_000)
 
 
+def test_two_lives_that_told_of_themselves_once_are_no_crash_loop() -> None:
+    restarts = Restarts()
+    for life in range(2):
+        restarts.note("w", report(NOW_MS + 20_000 * life, started_ms=NOW_MS + 20_000 * life))
+    assert not restarts.is_crash_looping("pool", NOW_MS + 30_000)
+
+
 @pytest.mark.parametrize("kind", ["answered", "left", "lived long", "side by side"])
 def test_what_is_no_crash_loop(kind: str) -> None:
     restarts = Restarts()
