@@ -69,10 +69,12 @@ class Jobs:
         """What to mount."""
         return [
             Route("/v1/jobs/status", self._post_status, methods=["POST"]),
-            Route("/v1/jobs/{id}", self._get, methods=["GET"]),
-            Route("/v1/jobs/{id}", self._delete, methods=["DELETE"]),
+            Route("/v1/jobs/{id}", self._get_or_delete, methods=["GET", "DELETE"]),
             Route("/v1/jobs/{id}/events", self._get_events, methods=["GET"]),
         ]
+
+    async def _get_or_delete(self, request: Request) -> Response:
+        return await (self._delete(request) if request.method == "DELETE" else self._get(request))
 
     async def _get(self, request: Request) -> Response:
         if EVENT_STREAM in request.headers.get("accept", ""):

@@ -15,7 +15,7 @@ from gateway.broker import Record
 from gateway.catalogue import Catalogue
 from gateway.metrics import Metrics
 from schemas.errors import ErrorCode, InferenceError
-from schemas.outcome import Outcome, decode_outcome_record, decode_stored, encode_stored, outcome_key
+from schemas.outcome import JobState, Outcome, decode_outcome_record, decode_stored, encode_stored, outcome_key
 from schemas.record import Origin
 from store.object_store import ObjectNotFound, ObjectStore, StoreError
 
@@ -60,10 +60,12 @@ class Outcomes:
             raise _unavailable("read", cause) from cause
 
     async def load_many(self, places: Sequence[tuple[Origin, int]]) -> list[Outcome | None]:
-        """The stored outcomes of the requests at these origins and epochs, in their order. Errors as `load`."""
+        """The stored outcomes of the requests at these origins and epochs, in their order, those that succeeded without
+        their values: together they could be of any size. Errors as `load`.
+        """
 
         def load(places: Sequence[tuple[Origin, int]]) -> list[Outcome | None]:
-            return [self._load(origin, epoch) for origin, epoch in places]
+            return [_without_result(self._load(origin, epoch)) for origin, epoch in places]
 
         parts = [places[first : first + _READ_AT_A_TIME] for first in range(0, len(places), _READ_AT_A_TIME)]
         try:
@@ -181,6 +183,12 @@ class Outcomes:
             raise _gone(cause) from cause
         except StoreError as cause:
             raise _unavailable("read", cause) from cause
+
+
+def _without_result(outcome: Outcome | None) -> Outcome | None:
+    if outcome is None or outcome.state is not JobState.SUCCEEDED:
+        return outcome
+    return msgspec.structs.replace(outcome, value=b"")
 
 
 def _gone(cause: ObjectNotFound) -> InferenceError:

@@ -5,7 +5,9 @@ Knows no Kafka client, and not how a job's standing is found.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -28,6 +30,7 @@ from schemas.v2 import HEADER_LENGTH, decode_response, encode_response
 
 OCTETS = "application/octet-stream"
 _FORMS = (JSON, OCTETS)
+_INLINE_BYTES = 256 * 1024  # a few milliseconds; what is larger is encoded in a thread
 
 
 class Results:
@@ -73,7 +76,9 @@ class Results:
             headers = {"location": link, "cache-control": "no-store", **_length_header(found.header_length)}
             return Response(None, 303, headers)
         outcome = await self._outcomes.with_value(found)
-        form, body, header_length = _encoded(outcome, form, accept)
+        encode = partial(_encoded, outcome, form, accept)
+        large = len(outcome.value) > _INLINE_BYTES
+        form, body, header_length = await asyncio.to_thread(encode) if large else encode()
         headers = {"etag": tag, "vary": "accept", **_length_header(header_length)}
         return Response(bytes(body), 200, headers, form)
 

@@ -76,7 +76,9 @@ class Standings:
         return await self._settle(job, outcome)
 
     async def find_many(self, jobs: Sequence[Job]) -> list[Standing | InferenceError]:
-        """Where jobs stand, in their order, or why that cannot be told. Raises InferenceError(UNAVAILABLE)."""
+        """Where jobs stand, in their order, or why that cannot be told; without their results. Raises
+        InferenceError(UNAVAILABLE).
+        """
         places = [(self.origin(job), job.epoch) for job in jobs]
         found: list[Standing | InferenceError] = []
         for job, outcome in zip(jobs, await self._outcomes.load_many(places), strict=True):

@@ -44,6 +44,7 @@ class Sweep:
         steps: list[Callable[[], None]] = [
             lambda: self._places("outcomes", results_ms),
             lambda: self._places("claims/answers", results_ms),
+            lambda: self._places("claims/results", payloads_ms),
             lambda: self._hours("claims/requests", payloads_ms),
             lambda: self._flat("claims/dead", payloads_ms),
             lambda: self._keys(keys_ms),

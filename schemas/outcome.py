@@ -116,12 +116,15 @@ def outcome_key(origin: Origin, epoch: int) -> str:
     return f"outcomes/{origin.topic}/{epoch:08x}/{origin.partition}/{origin.offset:020d}"
 
 
-def answer_key(origin: Origin, epoch: int, unique: str) -> str:
+def answer_key(origin: Origin, epoch: int, unique: str, *, lasting: bool = False) -> str:
     """The object key of an answer's value that is too large for a record or a stored outcome.
 
     `unique` tells one run from the next: a repeat must not overwrite the value that the recorded outcome speaks of.
+    `lasting`: the answer is for consumers of the results topic, who read as late as its retention lets them; others are
+    removed when a job's result is.
     """
-    return f"claims/answers/{origin.topic}/{epoch:08x}/{origin.partition}/{origin.offset:020d}-{unique}"
+    kind = "results" if lasting else "answers"
+    return f"claims/{kind}/{origin.topic}/{epoch:08x}/{origin.partition}/{origin.offset:020d}-{unique}"
 
 
 def outcome_headers(outcome: Outcome, source: bytes) -> list[tuple[str, bytes]]:

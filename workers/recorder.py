@@ -190,8 +190,9 @@ class OutcomeRecorder:
         self, delivery: Delivery, envelope: Envelope, outcome: Outcome, dead: list[tuple[str, bytes]] | None
     ) -> None:
         """The ways that need more than one write."""
+        lasting = envelope.reply_to is None and not envelope.stored
         if len(outcome.value) > self._claim_above_bytes:
-            outcome = await self._claim(outcome)
+            outcome = await self._claim(outcome, lasting=lasting)
         if envelope.stored:
             stored = await self._store_outcome(outcome)
             # One that a gateway stored, as the request was cancelled, knows less of it than the record does.
@@ -202,7 +203,7 @@ class OutcomeRecorder:
                 webhook=stored.webhook or envelope.webhook,
             )
             if len(outcome.value) > self._claim_above_bytes:
-                outcome = await self._claim(outcome)
+                outcome = await self._claim(outcome, lasting=False)
         headers = outcome_headers(outcome, self._source)
         number = delivery.partition.number
         model = self._topics.model_of(delivery.partition.topic)
@@ -251,8 +252,9 @@ class OutcomeRecorder:
             await self._with_store(lambda: self._store.put(key, data))
             return outcome
 
-    async def _claim(self, outcome: Outcome) -> Outcome:
-        key = answer_key(outcome.origin, self._epochs[outcome.origin.topic], secrets.token_hex(8))
+    async def _claim(self, outcome: Outcome, *, lasting: bool) -> Outcome:
+        unique, epoch = secrets.token_hex(8), self._epochs[outcome.origin.topic]
+        key = answer_key(outcome.origin, epoch, unique, lasting=lasting)
         await self._with_store(lambda: self._store.put(key, outcome.value))
         return replace(outcome, value=b"", claim=key)
 

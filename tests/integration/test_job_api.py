@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from local.kafka import LocalKafka
 from schemas.cancellation import cancellation_key, decode_cancellation
 from schemas.errors import ErrorCode, InferenceError
 from schemas.outcome import JobState, Outcome, answer_key, decode_stored, encode_stored, outcome_key
@@ -123,6 +124,23 @@ async def test_a_question_about_no_jobs_is_refused(http: httpx.AsyncClient, body
 
 async def test_a_question_about_too_many_jobs_is_refused(http: httpx.AsyncClient) -> None:
     assert (await http.post("/v1/jobs/status", json={"ids": ["x"] * 1001})).status_code == 413
+
+
+async def test_a_gateway_that_drains_lets_those_go_who_wait(
+    kafka: LocalKafka, gateway: GatewayProcess, worker: EchoWorker, http: httpx.AsyncClient
+) -> None:
+    job, _ = await submitted(http, worker)
+    with GatewayProcess(bootstrap=kafka.bootstrap, prefix=gateway.prefix, store=gateway.store) as leaving:
+        leaving.ready()
+        async with leaving.client() as client, client.stream("GET", f"{job}/events") as stream:
+            poll = asyncio.ensure_future(client.get(job, params={"wait": 25}))
+            first = await anext(blocks(stream))
+            assert first["event"] == "position"
+            assert (await client.get(job, params={"wait": "0.3"})).json()["state"] == "queued"
+            leaving.terminate()
+            assert (await poll).json()["state"] == "queued"
+            assert [block async for block in blocks(stream)] == []
+        assert await asyncio.to_thread(leaving.ended) == 0
 
 
 # --- events

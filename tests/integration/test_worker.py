@@ -133,6 +133,24 @@ async def test_large_requests_and_answers_go_by_the_object_store(site: Installat
         assert values_of(whole) == rows[0]
 
 
+async def test_a_large_stored_answer_lies_by_itself_and_a_repeat_does_not_touch_it(site: Installation) -> None:
+    site.add_device("dev")
+    store = open_store(str(site.store))
+    rows = [[float(number) for number in range(5000)]]
+    async with client_of(site) as client, site.worker(claim_above_bytes=10_000) as worker:
+        await worker.ready()
+        id_, origin = await client.send("dev", rows_request(*rows), stored=True)
+        recorded = (await (await client.results("dev")).answered([id_]))[id_]
+        stored = decode_stored(store.get(await client.outcome_key(origin)))
+        plain, _ = await client.send("dev", rows_request(*rows))
+        lasting = (await (await client.results("dev")).answered([plain]))[plain]
+    assert stored == recorded
+    assert stored.value == b""
+    assert stored.claim.startswith("claims/answers/")
+    assert values_of(msgspec.structs.replace(stored, value=store.get(stored.claim))) == rows[0]
+    assert lasting.claim.startswith("claims/results/")  # its readers may come late
+
+
 async def test_a_model_that_loads_slowly_does_not_stop_another(site: Installation) -> None:
     site.add_device("slow", load_ms=2500)
     site.add_device("quick")

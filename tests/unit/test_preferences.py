@@ -63,6 +63,11 @@ def test_the_best_form_is_chosen_by_quality(accept: str, wanted: str | None) -> 
     assert best_of((JSON, OCTETS), accept) == wanted
 
 
+def test_the_most_specific_range_decides() -> None:
+    assert best_of(("text/plain", JSON), "text/*;q=0.1, */*;q=0.9") == JSON
+    assert best_of((JSON, "text/plain"), "text/plain;q=0.1, text/*;q=0.9, application/json;q=0.2") == JSON
+
+
 @given(st.text(max_size=200))
 def test_any_accept_header_is_read_without_an_error(accept: str) -> None:
     assert best_of((JSON, OCTETS), accept) in (JSON, OCTETS, None)

@@ -54,11 +54,12 @@ def test_each_kind_goes_at_its_age_and_not_before(site: Site) -> None:
     day_ms = 24 * HOUR_MS
     old = 26 * HOUR_MS
     kept = {
-        site.put(outcome(1), day_ms),  # there is slack for who reads just now
+        site.put(outcome(1), day_ms + HOUR_MS // 2),  # there is slack for who reads just now
         site.put(outcome(2), 0),
         site.put(answer_key(Origin("t.infer.m", 0, 2), 7, "a"), day_ms),
         site.put(request_key("g-1", NOW_MS - 29 * day_ms), 29 * day_ms),
         site.put("claims/dead/t/0/1", 29 * day_ms),
+        site.put(answer_key(Origin("t.infer.m", 0, 1), 7, "a", lasting=True), 29 * day_ms),
         site.put("idempotency/aa/aabb/0000/claim", day_ms),
         site.put("models/m/config.pbtxt", 400 * day_ms),  # whatever else lives in the store
         site.put("claims/t.results.m/t/0/1", 400 * day_ms),
@@ -68,6 +69,7 @@ def test_each_kind_goes_at_its_age_and_not_before(site: Site) -> None:
     site.put(answer_key(Origin("t.infer.m", 0, 0), 7, "a"), old)
     site.put(request_key("g-0", NOW_MS - 31 * day_ms), 31 * day_ms)
     site.put("claims/dead/t/0/0", 31 * day_ms)
+    site.put(answer_key(Origin("t.infer.m", 0, 0), 7, "a", lasting=True), 31 * day_ms)
     site.put("idempotency/aa/aacc/0000/claim", old)
     site.put("idempotency/aa/aacc/0000/answers", old)
     assert site.sweep() == kept
