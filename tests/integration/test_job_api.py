@@ -134,12 +134,12 @@ async def test_a_gateway_that_drains_lets_those_go_who_wait(
         leaving.ready()
         async with leaving.client() as client, client.stream("GET", f"{job}/events") as stream:
             poll = asyncio.ensure_future(client.get(job, params={"wait": 25}))
-            first = await anext(blocks(stream))
-            assert first["event"] == "position"
+            told = blocks(stream)
+            assert (await anext(told))["event"] == "position"
             assert (await client.get(job, params={"wait": "0.3"})).json()["state"] == "queued"
             leaving.terminate()
             assert (await poll).json()["state"] == "queued"
-            assert [block async for block in blocks(stream)] == []
+            assert [block async for block in told] == []
         assert await asyncio.to_thread(leaving.ended) == 0
 
 
