@@ -194,15 +194,8 @@ class OutcomeRecorder:
         if len(outcome.value) > self._claim_above_bytes:
             outcome = await self._claim(outcome, lasting=lasting)
         if envelope.stored:
-            stored = await self._store_outcome(outcome)
-            # One that a gateway stored, as the request was cancelled, knows less of it than the record does.
-            outcome = replace(
-                stored,
-                id=stored.id or envelope.id,
-                tenant=stored.tenant or envelope.tenant,
-                webhook=stored.webhook or envelope.webhook,
-            )
-            if len(outcome.value) > self._claim_above_bytes:
+            outcome = await self._store_outcome(outcome)
+            if len(outcome.value) > self._claim_above_bytes:  # stored by one that keeps values in the outcome itself
                 outcome = await self._claim(outcome, lasting=False)
         headers = outcome_headers(outcome, self._source)
         number = delivery.partition.number
@@ -246,7 +239,16 @@ class OutcomeRecorder:
         if await self._with_store(lambda: self._store.put(key, data, if_absent=True)):
             return outcome
         try:
-            return decode_stored(await self._with_store(lambda: self._store.get(key)))
+            standing = decode_stored(await self._with_store(lambda: self._store.get(key)))
+            # Whoever cancelled a request knows its place only: what is told of it is still this request's.
+            return replace(
+                standing,
+                id=outcome.id,
+                created_ms=standing.created_ms or outcome.created_ms,
+                traceparent=outcome.traceparent,
+                tenant=outcome.tenant,
+                webhook=outcome.webhook,
+            )
         except InferenceError as error:  # nobody could ever read what stands there
             log.error("replace_outcome", key=key, error=error.message)
             await self._with_store(lambda: self._store.put(key, data))
