@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Sequence
 
 import structlog
 import uvloop
@@ -13,6 +14,8 @@ from pydantic_settings import CliApp
 
 from gateway.service import Service
 from gateway.settings import GatewaySettings, remedy
+from gateway.webhook_redelivery import parse_age_s
+from gateway.webhook_service import WebhookService, WebhookServiceSettings
 
 _log = structlog.get_logger("gateway")
 
@@ -62,10 +65,15 @@ def set_up_logs() -> None:
     unrepeated = _Unrepeated()
 
 
-def main() -> int:
-    """Run one gateway; 0 after an orderly stop, 1 after a failure, 2 for settings that cannot be used."""
+def main(arguments: Sequence[str]) -> int:
+    """Run one gateway, or with `webhooks` as first argument what delivers webhooks.
+
+    0 after an orderly stop, 1 after a failure, 2 for settings that cannot be used.
+    """
+    delivers = list(arguments[:1]) == ["webhooks"]
+    kind = WebhookServiceSettings if delivers else GatewaySettings
     try:
-        settings = CliApp.run(GatewaySettings)
+        settings = CliApp.run(kind, cli_args=list(arguments[delivers:]))
     except ValidationError as error:
         for fault in error.errors(include_url=False, include_input=False):
             field = str(fault["loc"][0]) if fault["loc"] else ""
@@ -73,6 +81,8 @@ def main() -> int:
         return 2
     set_up_logs()
     try:
+        if isinstance(settings, WebhookServiceSettings):
+            return uvloop.run(_run_webhooks(settings))
         uvloop.run(Service(settings).run())
     except Exception:  # the last resort of a process: whatever it was, say it in the log and exit with an error
         _log.exception("gateway_failed")
@@ -80,5 +90,22 @@ def main() -> int:
     return 0
 
 
+async def _run_webhooks(settings: WebhookServiceSettings) -> int:
+    if not (settings.webhook_secrets.get_secret_value() or settings.webhook_tenant_secrets.get_secret_value()):
+        print(f"gateway: webhook_secrets: none are set; {remedy('webhook_secrets')}", file=sys.stderr)
+        return 2
+    service = WebhookService(settings)
+    if not settings.redeliver_dead:
+        await service.run()
+        return 0
+    now_s = time.time()
+    count = await service.redeliver(
+        since_ms=int(1000 * (now_s - parse_age_s(settings.since))),
+        until_ms=int(1000 * (now_s - parse_age_s(settings.until))),
+    )
+    print(f"{count} webhooks will be delivered again")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -7,13 +7,13 @@ Must not know HTTP, models or outcomes: names and bytes in, names and bytes out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
 import msgspec
 import structlog
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced, for_code
 from aiokafka.structs import OffsetAndMetadata
@@ -32,12 +32,16 @@ _FETCH_BYTES = 8 * 1024 * 1024
 _STOP_TIMEOUT_S = 2.0  # stop() of this client is known to hang
 _RETRY_S = 0.5
 _POLL_MS = 1000
+_GROUP_FETCH_BYTES = 1024 * 1024  # of each partition, of which a group's member may hold many
+_GROUP_METADATA_MAX_AGE_MS = 3_000
+_REBALANCE_MS = 30_000
 _TOPIC_EXISTS = 36
 
 
 class Record(Protocol):
     """A record that was read."""
 
+    topic: str
     partition: int
     offset: int
     key: bytes | None
@@ -58,6 +62,9 @@ class PartitionState(msgspec.Struct, frozen=True):
     partition: int
     commit: Commit
     end_offset: int
+
+
+OnPlaces = Callable[[Collection[Any]], Awaitable[None]]  # Any: the client's (topic, partition), it publishes no types
 
 
 class Broker:
@@ -164,15 +171,36 @@ class Broker:
             lost, self._producer = self._producer, fresh
             await _stop(lost.stop)
 
-    async def append(self, topic: str, key: bytes, value: bytes | None) -> None:
-        """Write a record to a compacted topic, None to remove its key; it is durable then. Raises BrokerError."""
-        await self._producer.send_and_wait(topic, value=value, key=key, partition=0)
+    async def append(self, topic: str, key: bytes | None, value: bytes | None, *, partition: int = 0) -> None:
+        """Write one record; None removes its key from a compacted topic. It is durable then. Raises BrokerError."""
+        try:
+            await self._producer.send_and_wait(topic, value=value, key=key, partition=partition)
+        except BrokerError as error:
+            self.note_failure(error)
+            raise
 
     async def flush(self) -> None:
         """Wait until everything handed over is acknowledged or failed."""
         for outbox in list(self._outboxes.values()):
             await outbox.flush()
         await self._producer.flush()
+
+    def join(self, group: str, pattern: str, on_revoked: OnPlaces, on_assigned: OnPlaces) -> Any:
+        """A consumer, to be started and stopped by the caller, that shares the topics of this pattern with its group.
+
+        New topics are noticed within three seconds. Each round of the group first awaits `on_revoked` with the places
+        (topic, partition) that were held, then `on_assigned` with those that are held from then on.
+        """
+        consumer = AIOKafkaConsumer(
+            **self._options | {"metadata_max_age_ms": _GROUP_METADATA_MAX_AGE_MS},
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",  # of a topic that is noticed late, what came meanwhile
+            max_partition_fetch_bytes=_GROUP_FETCH_BYTES,
+            rebalance_timeout_ms=_REBALANCE_MS,
+        )
+        consumer.subscribe(pattern=pattern, listener=_Listener(on_revoked, on_assigned))
+        return consumer
 
     def follow(self, topic: str, positions: Mapping[int, int], *, group: str | None = None) -> Follower:
         """A reader of some partitions of a topic from the given offsets on; with `group` it can commit."""
@@ -295,6 +323,17 @@ class Follower:
             for partition in self.positions:
                 place = TopicPartition(self._topic, partition)
                 self.positions[partition] = await self._consumer.position(place)
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the client publishes no types
+    def __init__(self, on_revoked: OnPlaces, on_assigned: OnPlaces) -> None:
+        self._on_revoked, self._on_assigned = on_revoked, on_assigned
+
+    async def on_partitions_revoked(self, revoked: Collection[Any]) -> None:
+        await self._on_revoked(revoked)
+
+    async def on_partitions_assigned(self, assigned: Collection[Any]) -> None:
+        await self._on_assigned(assigned)
 
 
 async def _stop(stop: Callable[[], Awaitable[None]]) -> None:

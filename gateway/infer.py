@@ -22,8 +22,10 @@ from gateway.jobs import job_path, queued_document
 from gateway.metrics import Metrics
 from gateway.outcomes import Outcomes
 from gateway.problem import RawHeaders, problem_response
+from gateway.webhook_submissions import WebhookSubmissions
 from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.outcome import Outcome
+from schemas.record import WEBHOOK_HEADER
 from schemas.request import InferenceRequest
 from schemas.v2 import HEADER_LENGTH, decode_request, decode_response, encode_response, wants_binary
 
@@ -33,6 +35,7 @@ PATH_HEAD = "/v2/models/"
 PATH_TAIL = "/infer"
 
 _HEADER_LENGTH = HEADER_LENGTH.encode()
+_WEBHOOK = WEBHOOK_HEADER.encode()
 _JSON = (b"content-type", b"application/json")
 _OCTETS = (b"content-type", b"application/octet-stream")
 _EXPIRED_ANSWER_GRACE_MS = 5_000  # after a deadline, for the worker to say that it has passed
@@ -84,12 +87,14 @@ class Infer:
         dispatcher: Dispatcher,
         outcomes: Outcomes,
         metrics: Metrics,
+        webhooks: WebhookSubmissions,
         wait_s: float,
         max_body_bytes: int,
     ) -> None:
         self._catalogue = catalogue
         self._dispatcher = dispatcher
         self._outcomes = outcomes
+        self._webhooks = webhooks
         self._wait_ms = int(wait_s * 1000)
         self._max_body_bytes = max_body_bytes
         self._count = metrics.responses.add
@@ -130,6 +135,9 @@ class Infer:
         request = decode_request(body, _header_length(sent))
         model.metadata.check(request)
         call = self._call(request, preferences, request_id, traceparent, version)
+        if _WEBHOOK in sent:
+            url = self._webhooks.accept(sent[_WEBHOOK], detached=call.detached, tenant=call.caller.tenant)
+            call = msgspec.structs.replace(call, webhook=url)
         asked_s = time.monotonic()
         answer = await self._dispatcher.infer(model, request, call)
         if isinstance(answer, Accepted):

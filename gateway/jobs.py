@@ -77,7 +77,7 @@ class Jobs:
     async def _get(self, request: Request) -> Response:
         id_ = request.path_params["id"]
         job, found = await self._look_up(id_)
-        return _json(_ended(id_, job, found) if isinstance(found, Outcome) else found)
+        return _json(ended_document(id_, job, found) if isinstance(found, Outcome) else found)
 
     async def _get_result(self, request: Request) -> Response:
         _, found = await self._look_up(request.path_params["id"])
@@ -126,7 +126,8 @@ def _unfinished(id_: str, job: Job, state: JobState, position: int | None, reaso
     return JobDocument(id_, job.name, state.value, position, _time(job.created_ms), links=_links(id_), reason=reason)
 
 
-def _ended(id_: str, job: Job, outcome: Outcome) -> JobDocument:
+def ended_document(id_: str, job: Job, outcome: Outcome) -> JobDocument:
+    """The document of a job that has ended so."""
     error = outcome.error()
     return JobDocument(
         id_,

@@ -50,7 +50,7 @@ class Metrics:
     """The gateway's metrics in a registry of their own."""
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.responses = Responses()
         registry.register(self.responses)
@@ -83,4 +83,4 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

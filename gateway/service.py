@@ -20,8 +20,9 @@ import structlog
 
 from gateway.app import make_app
 from gateway.backlog import Backlog
-from gateway.broker import Broker, BrokerError, Follower
+from gateway.broker import Broker, BrokerError, Record
 from gateway.catalogue import Catalogue
+from gateway.control_reader import ControlReader
 from gateway.dispatcher import Dispatcher
 from gateway.fleet import Fleet
 from gateway.infer import Infer
@@ -37,6 +38,7 @@ from gateway.scaling import Scaling
 from gateway.server import Server
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
+from gateway.webhooks import Webhooks
 from schemas.topics import Topics
 from store import StoreError, open_store
 from store.directory import DirectoryStore
@@ -124,6 +126,14 @@ class Service:
         if isinstance(store, DirectoryStore):  # of all that share the directory, gateways start least often
             threading.Thread(target=_sweep, args=(store,), name="sweep store", daemon=True).start()
         self._outcomes = Outcomes(store=store, catalogue=self._catalogue, metrics=self._metrics)
+        self._webhooks = Webhooks(
+            settings=settings,
+            broker=self._broker,
+            catalogue=self._catalogue,
+            outcomes=self._outcomes,
+            store=store,
+            registry=self._metrics.registry,
+        )
         self._dispatcher = Dispatcher(
             broker=self._broker,
             outcomes=self._outcomes,
@@ -156,6 +166,7 @@ class Service:
             dispatcher=self._dispatcher,
             outcomes=outcomes,
             metrics=self._metrics,
+            webhooks=self._webhooks.submissions,
             wait_s=settings.wait_s,
             max_body_bytes=settings.max_body_bytes,
         )
@@ -167,6 +178,7 @@ class Service:
             *self._repository.routes(),
             *self._repository.management_routes(),
             *jobs.routes(),
+            *self._webhooks.routes(),
             *self._scaling.routes(),
         ]
         app = make_app(infer=infer, routes=routes, metrics=self._metrics)
@@ -198,34 +210,32 @@ class Service:
         await self._again_and_again(self._broker.start)
         count = await self._again_and_again(self._ensure_topics)
         await self._again_and_again(lambda: self._replies.claim(count))
-        control = await self._again_and_again(self._open_control)
-        follower, ends = control
-        reading, known = asyncio.Event(), asyncio.Event()
+        control = ControlReader(broker=self._broker, topic=self._topics.control)
+        await self._again_and_again(control.open)
+        reading = asyncio.Event()
 
-        def check_known() -> None:
-            if not known.is_set() and all(follower.positions[partition] >= end for partition, end in ends.items()):
-                self._catalogue.complete = True
-                known.set()
-
-        def learn(records: Any) -> None:
-            for record in records:
-                self._catalogue.apply(record.key, record.value)
-                self._fleet.apply(record.key, record.value)
+        def learn(record: Record) -> None:
+            self._catalogue.apply(record.key, record.value)
+            self._fleet.apply(record.key, record.value)
 
         beside(self._replies.read(on_poll=reading.set), "reply reader")
-        beside(follower.run(learn, on_poll=check_known), "control reader")
+        beside(control.run(learn), "control reader")
         beside(self._broker.keep_producer(), "producer keeper")
         beside(self._learn_topics(), "topic learner")
         await reading.wait()
         await self._again_and_again(self._replies.commit)
-        await known.wait()
+        await control.known.wait()
+        self._catalogue.complete = True
         self._dispatcher.open(reply_partition=self._replies.partition)
         beside(self._replies.commit_regularly(), "position committer")
         beside(self._replies.adopt_regularly(), "orphan adopter")
         beside(self._scaling.gauge_regularly(), "backlog gauge")
+        if self._settings.webhooks_in_process and self._webhooks.enabled:
+            beside(self._webhooks.deliver(self._stopping), "webhook deliverer")
 
     async def _ensure_topics(self) -> int:
         copies = self._settings.replication_factor
+        await self._webhooks.ensure_topics()
         await self._broker.ensure_topic(
             self._topics.control, partitions=1, replication_factor=copies, configs=_CONTROL_CONFIGS
         )
@@ -235,13 +245,6 @@ class Service:
             replication_factor=copies,
             configs=REPLY_CONFIGS,
         )
-
-    async def _open_control(self) -> tuple[Follower, dict[int, int]]:
-        topic = self._topics.control
-        partitions = range(await self._broker.learn(topic))
-        begin = await self._broker.beginnings(topic, partitions)
-        ends = await self._broker.ends(topic, partitions)
-        return self._broker.follow(topic, begin), ends
 
     async def _learn_topics(self) -> None:
         """For ever: look new request topics up before the first request needs them."""
@@ -292,7 +295,8 @@ class Service:
         await self._dispatcher.drain(grace_s=left_s() - _JOB_IDS_BEFORE_END_S, hurry=self._hurry)
         _log.info("drain", step="3. give job ids to who still waits", in_flight=self._dispatcher.in_flight)
         await _within(left_s(), self._dispatcher.idle())
-        _log.info("drain", step="4. flush the producer")
+        _log.info("drain", step="4. finish webhooks, flush the producer")
+        await _within(left_s(), self._webhooks.ended())
         await _within(left_s(), self._broker.flush())
         _log.info("drain", step="5. store late answers")
         await _within(left_s(), self._outcomes.settle())

@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from gateway.settings_webhooks import WebhookSettings
 from schemas.errors import InferenceError
 from schemas.topics import Topics
 
 _KEY_REMEDY = "set TIDEGATE_JOB_KEY to a secret that all gateways share, made by: openssl rand -hex 32"
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(WebhookSettings):
     """The gateway of tidegate: HTTP in, Kafka records out, answers back.
 
     Every option is also an environment variable: --kafka-bootstrap is TIDEGATE_KAFKA_BOOTSTRAP. An option wins.
@@ -104,4 +105,6 @@ def remedy(field: str) -> str:
     """What to do about a missing or refused setting."""
     if field == "job_key":
         return _KEY_REMEDY
+    if field == "webhook_secrets":
+        return "set TIDEGATE_WEBHOOK_SECRETS to a secret made by: echo whsec_$(openssl rand -base64 32)"
     return f"see --help; as an environment variable it is TIDEGATE_{field.upper()}"

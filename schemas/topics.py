@@ -53,6 +53,22 @@ class Topics(msgspec.Struct, frozen=True):
         """Compacted: announced models, and later cancellations."""
         return f"{self.prefix}.control"
 
+    @property
+    def webhooks_retry(self) -> str:
+        """Webhook deliveries that wait for their next attempt."""
+        return f"{self.prefix}.webhooks.retry"
+
+    @property
+    def webhooks_dead(self) -> str:
+        """Webhook deliveries that were given up."""
+        return f"{self.prefix}.webhooks.dead"
+
+    @property
+    def webhooks_source(self) -> str:
+        """What webhooks are delivered from, as a regular expression: all results topics and the retry topic."""
+        head = re.escape(f"{self.prefix}.")
+        return rf"{head}(?:results\..+|webhooks\.retry)$"
+
     def group(self, pool: str) -> str:
         """The consumer group of a pool."""
         return f"{self.prefix}.{pool}"

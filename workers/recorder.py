@@ -101,6 +101,9 @@ class OutcomeRecorder:
                 work.started_ms,
                 now_ms,
                 envelope.traceparent,
+                "",
+                envelope.tenant,
+                envelope.webhook,
             )
             self._record(delivery, envelope, outcome, None)
         topic = answered[0][0].delivery.partition.topic

@@ -75,7 +75,8 @@ class EchoWorker:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
         await admin.start()
         configs = {"message.timestamp.type": "LogAppendTime"}
-        await admin.create_topics([NewTopic(self.topic, PARTITIONS, 1, topic_configs=configs)])
+        names = (self.topic, self.topics.results(self.model))
+        await admin.create_topics([NewTopic(name, PARTITIONS, 1, topic_configs=configs) for name in names])
         await admin.close()
         self.producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
         await self.producer.start()
@@ -152,6 +153,9 @@ class EchoWorker:
             now_ms,
             now_ms,
             envelope.traceparent,
+            "",
+            envelope.tenant,
+            envelope.webhook,
         )
 
     async def commit(self, partition: int, progress: Progress) -> None:

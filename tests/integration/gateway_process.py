@@ -21,6 +21,8 @@ JOB_KEY = "a key for the tests of the gateway"
 class GatewayProcess:
     """`python -m gateway` with settings by name; enter it to start, leave it to kill what still runs."""
 
+    arguments: tuple[str, ...] = ()
+
     def __init__(self, *, bootstrap: str, prefix: str, store: Path, **settings: Any) -> None:
         settings |= {"kafka_bootstrap": bootstrap, "prefix": prefix, "store": store, "job_key": JOB_KEY, "port": 0}
         self._environment = os.environ | {f"TIDEGATE_{name.upper()}": str(value) for name, value in settings.items()}
@@ -33,7 +35,7 @@ class GatewayProcess:
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway"], env=self._environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "gateway", *self.arguments], env=self._environment, stderr=subprocess.PIPE, text=True
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -96,6 +98,10 @@ class GatewayProcess:
         with self._news:
             self._ended = True
             self._news.notify_all()
+
+    def text(self) -> list[str]:
+        """All lines so far."""
+        return [json.dumps(line) for line in self._lines]
 
     def not_json(self) -> list[str]:
         """Lines on stderr that are no JSON objects."""

@@ -1,0 +1,82 @@
+"""Addresses that webhooks may call: public ones, and what an operator allows. Pure: resolves no name.
+
+A webhook's URL is written by a caller, and the call is made from inside: without these rules it would reach cloud
+metadata, databases and admin pages that trust whoever is on the same network.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Network = IPv4Network | IPv6Network
+Address = IPv4Address | IPv6Address
+
+# Answer on every host of a cloud, like 169.254.169.254, but look public.
+_PLATFORM = frozenset({ip_address("168.63.129.16")})
+_NAT64 = IPv6Network("64:ff9b::/96")  # how hosts without IPv4 reach IPv4: the address is in the last four bytes
+_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
+_COMPATIBLE = IPv6Network("::/96")
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Networks separated by spaces or commas. Raises ValueError naming the one that is none."""
+    return tuple(ip_network(part) for part in text.replace(",", " ").split())
+
+
+def refusal(text: str, allowed: Sequence[Network]) -> str:
+    """Why an address must not be called; "" when it may. Raises ValueError for what is no address."""
+    address = ip_address(text.partition("%")[0])  # a zone says which interface, not where
+    if _within(address, allowed):
+        return ""
+    if isinstance(address, IPv6Address):
+        if address in _NAT64:
+            return refusal(str(IPv4Address(int(address) & 0xFFFFFFFF)), allowed)
+        if kind := _wrapped(address):
+            return kind
+    return _kind(address)
+
+
+def literal_address(host: str) -> str | None:
+    """The address that a host is written as, in any of the spellings that resolvers take, such as 2130706433 for
+    127.0.0.1; None for a name. `host` is without brackets.
+    """
+    try:
+        return str(ip_address(host.partition("%")[0]))
+    except ValueError:
+        pass
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host))
+    except (OSError, UnicodeEncodeError):
+        return None
+
+
+def _within(address: Address, networks: Sequence[Network]) -> bool:
+    if any(address in network for network in networks):
+        return True
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped is not None and any(mapped in network for network in networks)
+
+
+def _wrapped(address: IPv6Address) -> str:
+    """The kind of an IPv6 address that stands for an IPv4 one; no resolver has cause to give such an address."""
+    if address.ipv4_mapped is not None:
+        return "an IPv4 address in the form of IPv6"
+    if address.sixtofour is not None or address.teredo is not None:
+        return "a tunnel's"
+    return "translated" if address in _LOCAL_NAT64 else ""
+
+
+def _kind(address: Address) -> str:
+    kinds = (
+        (address.is_loopback, "loopback"),
+        (address.is_unspecified, "unspecified"),
+        (address.is_link_local, "link-local"),
+        (address.is_multicast, "multicast"),
+        (address in _PLATFORM, "a cloud platform's"),
+        (isinstance(address, IPv6Address) and (address.is_site_local or address in _COMPATIBLE), "reserved"),
+        (address.is_reserved, "reserved"),
+        (address.is_private or not address.is_global, "private"),
+    )
+    return next((kind for holds, kind in kinds if holds), "")
