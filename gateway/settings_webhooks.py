@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, CliImplicitFlag
 
 from gateway.webhook_address import parse_networks
 from gateway.webhook_schedule import Schedule
@@ -32,7 +32,7 @@ class WebhookSettings(BaseSettings):
         ),
     ] = SecretStr("")
     webhooks_in_process: Annotated[
-        bool,
+        CliImplicitFlag[bool],
         Field(description="Deliver webhooks in this gateway's process too, without `python -m gateway webhooks`."),
     ] = False
     webhook_allow_networks: Annotated[
@@ -44,7 +44,8 @@ class WebhookSettings(BaseSettings):
         ),
     ] = ""
     webhook_allow_http: Annotated[
-        bool, Field(description="Take webhook URLs that begin with http:// too; what is sent there can be read by all.")
+        CliImplicitFlag[bool],
+        Field(description="Take webhook URLs that begin with http:// too; what is sent there can be read by all."),
     ] = False
     webhook_retry_s: Annotated[
         str,

@@ -13,11 +13,14 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
 
-# Answer on every host of a cloud, like 169.254.169.254, but look public.
-_PLATFORM = frozenset({ip_address("168.63.129.16")})
+# What ipaddress takes for public, or does in some of its versions. 168.63.129.16 answers on every host of a cloud, as
+# 169.254.169.254 does.
+_SPECIAL = tuple(
+    ip_network(text)
+    for text in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")
+)
+_UNICAST = IPv6Network("2000::/3")  # all that is given out
 _NAT64 = IPv6Network("64:ff9b::/96")  # how hosts without IPv4 reach IPv4: the address is in the last four bytes
-_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
-_COMPATIBLE = IPv6Network("::/96")
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
@@ -33,8 +36,8 @@ def refusal(text: str, allowed: Sequence[Network]) -> str:
     if isinstance(address, IPv6Address):
         if address in _NAT64:
             return refusal(str(IPv4Address(int(address) & 0xFFFFFFFF)), allowed)
-        if kind := _wrapped(address):
-            return kind
+        if address.ipv4_mapped is not None:  # no resolver has cause to give one
+            return "an IPv4 address in the form of IPv6"
     return _kind(address)
 
 
@@ -59,24 +62,15 @@ def _within(address: Address, networks: Sequence[Network]) -> bool:
     return mapped is not None and any(mapped in network for network in networks)
 
 
-def _wrapped(address: IPv6Address) -> str:
-    """The kind of an IPv6 address that stands for an IPv4 one; no resolver has cause to give such an address."""
-    if address.ipv4_mapped is not None:
-        return "an IPv4 address in the form of IPv6"
-    if address.sixtofour is not None or address.teredo is not None:
-        return "a tunnel's"
-    return "translated" if address in _LOCAL_NAT64 else ""
-
-
 def _kind(address: Address) -> str:
     kinds = (
         (address.is_loopback, "loopback"),
         (address.is_unspecified, "unspecified"),
         (address.is_link_local, "link-local"),
         (address.is_multicast, "multicast"),
-        (address in _PLATFORM, "a cloud platform's"),
-        (isinstance(address, IPv6Address) and (address.is_site_local or address in _COMPATIBLE), "reserved"),
-        (address.is_reserved, "reserved"),
-        (address.is_private or not address.is_global, "private"),
+        (address.is_private, "private"),
+        (any(address in network for network in _SPECIAL), "special"),
+        (address.is_reserved or (isinstance(address, IPv6Address) and address not in _UNICAST), "reserved"),
+        (not address.is_global, "shared"),
     )
     return next((kind for holds, kind in kinds if holds), "")

@@ -116,7 +116,9 @@ class WebhookDeliverer:
             self._metrics.repeats.inc()
             return
         endpoint = (delivery.tenant, origin_of(delivery.url))
-        admission = self._endpoints.admit(endpoint, now_ms=_now_ms())
+        # Somebody asked for it, or it is the last one: that is worth asking an endpoint that is left alone.
+        probe = (delivery.generation > 0 and not delivery.failures) or self._schedule.is_last(delivery.failures)
+        admission = self._endpoints.admit(endpoint, now_ms=_now_ms(), probe=probe)
         if admission is Admission.BUSY:
             await self._postpone(delivery)
         elif admission is Admission.DOWN:

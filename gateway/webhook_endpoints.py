@@ -49,14 +49,14 @@ class WebhookEndpoints:
         self._held = 4 * endpoint_concurrency
         self._known: OrderedDict[Endpoint, _Known] = OrderedDict()
 
-    def admit(self, endpoint: Endpoint, *, now_ms: int) -> Admission:
-        """Whether to attempt a delivery to it now."""
+    def admit(self, endpoint: Endpoint, *, now_ms: int, probe: bool = False) -> Admission:
+        """Whether to attempt a delivery now; with `probe` also while it is left alone, unless another one does."""
         known = self._known.get(endpoint)
         if known is None:
             known = self._known[endpoint] = _Known(self._concurrency)
         self._known.move_to_end(endpoint)
         self._forget()
-        if now_ms < known.open_until_ms:
+        if now_ms < known.open_until_ms and not (probe and not known.held):
             return Admission.DOWN
         if known.held >= (1 if known.failures else self._held):
             # While its circuit is to be tested, the one attempt under way decides for all.
@@ -71,8 +71,9 @@ class WebhookEndpoints:
             yield
 
     def is_down(self, endpoint: Endpoint, *, now_ms: int) -> bool:
-        """Whether the endpoint has turned out to be down while an admitted attempt waited for its turn."""
-        return now_ms < self._known[endpoint].open_until_ms
+        """Whether the endpoint has turned out to be down while an admitted attempt waited for its turn with others."""
+        known = self._known[endpoint]
+        return now_ms < known.open_until_ms and known.held > 1
 
     def end(self, endpoint: Endpoint, *, ok: bool, now_ms: int) -> None:
         """An admitted attempt has ended; `ok`: the endpoint answers as one does that is alive."""

@@ -37,6 +37,10 @@ class Schedule(msgspec.Struct, frozen=True):
         """All waits together."""
         return int(1000 * sum(self.delays_s))
 
+    def is_last(self, failures: int) -> bool:
+        """Whether the attempt after so many failures is the last one."""
+        return failures >= len(self.delays_s)
+
     def due_ms(
         self, failures: int, *, since_ms: int, now_ms: int, chance: float, retry_after_s: float | None = None
     ) -> int | None:

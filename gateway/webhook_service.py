@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field, field_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -53,7 +53,7 @@ class WebhookServiceSettings(GatewaySettings):
         int, Field(ge=0, le=65535, description="TCP port of health and metrics; 0: any free one, see the log.")
     ] = 8001
     redeliver_dead: Annotated[
-        bool, Field(description="Have the webhooks that were given up delivered again, and end.")
+        CliImplicitFlag[bool], Field(description="Have the webhooks that were given up delivered again, and end.")
     ] = False
     since: Annotated[
         str, Field(description="With --redeliver-dead: those given up no longer ago than this: 90s, 30m, 2h, 7d.")

@@ -44,7 +44,7 @@ class WebhookRules:
         if url.userinfo:
             raise _invalid("holds a user name or password, which would be stored with the job")
         host = url.raw_host.decode("ascii").lower().removesuffix(".")
-        if not _HOST.fullmatch(host) or not 0 < (url.port or 443) < 65536:
+        if not _HOST.fullmatch(host) or url.port == 0 or (url.port or 443) > 65535:
             raise _invalid("names no host and port that could be called")
         if why := self._host_refusal(host):
             raise _invalid(f"leads to an address that is refused: {why}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,19 @@ SETTINGS: dict[str, Any] = {
 class WebhookProcess(GatewayProcess):
     """`python -m gateway webhooks`."""
 
-    arguments = ("webhooks",)
+    arguments: tuple[str, ...] = ("webhooks",)
 
     def joined(self) -> WebhookProcess:
         """Wait until it is a member of the group."""
         self.logged("join_group")
         return self
+
+    def count(self) -> int:
+        """Run it to its end as a command; the number that it prints first."""
+        command = [sys.executable, "-m", "gateway", *self.arguments]
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout.split()[0])
 
 
 def deliverer(bootstrap: str, gateway: GatewayProcess, **settings: Any) -> WebhookProcess:
@@ -53,23 +62,21 @@ async def submit(http: httpx.AsyncClient, worker: EchoWorker, url: str) -> str:
 
 
 async def finish(
-    worker: EchoWorker, store: Path, *, error: InferenceError | None = None, stored: bool = True
+    worker: EchoWorker, store: Path, *, error: InferenceError | None = None, partition: int = 0
 ) -> Outcome:
     """End the next request as workers do: outcome into the store, then onto the results topic."""
     taken = await worker.take()
     outcome = worker.outcome(taken, error=error)
-    if stored:
-        key = outcome_key(outcome.origin, EPOCH)
-        await asyncio.to_thread(open_store(str(store)).put, key, encode_stored(outcome), if_absent=True)
-    await publish(worker, outcome)
+    key = outcome_key(outcome.origin, EPOCH)
+    await asyncio.to_thread(open_store(str(store)).put, key, encode_stored(outcome), if_absent=True)
+    await publish(worker, outcome, partition=partition)
     return outcome
 
 
-async def publish(worker: EchoWorker, outcome: Outcome) -> None:
+async def publish(worker: EchoWorker, outcome: Outcome, *, partition: int = 0) -> None:
     """Write the result record of an outcome."""
-    await worker.producer.send_and_wait(
-        worker.topics.results(worker.model), outcome.value, partition=0, headers=outcome_headers(outcome, b"/echo")
-    )
+    topic, headers = worker.topics.results(worker.model), outcome_headers(outcome, b"/echo")
+    await worker.producer.send_and_wait(topic, outcome.value, partition=partition, headers=headers)
 
 
 async def ended(
@@ -88,8 +95,6 @@ async def stands(http: httpx.AsyncClient, job: str, state: str, **fields: Any) -
             if document["state"] == state and fields.items() <= document.items():
                 return document
             await asyncio.sleep(0.05)
-
-
 
 
 def verified(secret: str, received: Any) -> dict[str, Any]:

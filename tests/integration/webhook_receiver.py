@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -28,8 +29,15 @@ class Received(msgspec.Struct, frozen=True):
 class WebhookReceiver:
     """Enter it to listen. `answer(received)` gives the status, or (status, headers), in a thread: it may block."""
 
-    def __init__(self, answer: Callable[[Received], Any] = lambda received: 204, *, port: int = 0) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Received], Any] = lambda received: 204,
+        *,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.answer = answer
+        self._tls = tls
         self._news = threading.Condition()
         self._port = port
         self.received: list[Received] = []
@@ -52,6 +60,8 @@ class WebhookReceiver:
                 pass  # a client that was killed
 
         self._server = Server(("127.0.0.1", self._port), Handler)
+        if self._tls is not None:
+            self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
         self._port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
@@ -66,7 +76,7 @@ class WebhookReceiver:
 
     def url(self, path: str = "/hook", *, host: str = "127.0.0.1") -> str:
         """Where to send webhooks."""
-        return f"http://{host}:{self._port}{path}"
+        return f"http{'s' * (self._tls is not None)}://{host}:{self._port}{path}"
 
     async def got(self, count: int = 1, *, path: str | None = None) -> list[Received]:
         """Wait for so many requests, to this path or in all."""
