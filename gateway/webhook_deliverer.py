@@ -111,9 +111,7 @@ class WebhookDeliverer:
             await self._deliver(delivery, None)
 
     async def _deliver(self, delivery: WebhookDelivery, outcome: Outcome | None) -> None:
-        state = await _insist(lambda: self._states.load(delivery.origin, delivery.epoch))
-        if state is not None and state.supersedes(delivery):
-            self._metrics.repeats.inc()
+        if await self._is_repeat(delivery):
             return
         endpoint = (delivery.tenant, origin_of(delivery.url))
         # Somebody asked for it, or it is the last one: that is worth asking an endpoint that is left alone.
@@ -125,6 +123,13 @@ class WebhookDeliverer:
             await self._conclude(delivery, _DOWN)
         else:
             await self._conclude(delivery, await self._admitted(endpoint, delivery, outcome))
+
+    async def _is_repeat(self, delivery: WebhookDelivery) -> bool:
+        state = await _insist(lambda: self._states.load(delivery.origin, delivery.epoch))
+        if state is None or not state.supersedes(delivery):
+            return False
+        self._metrics.repeats.inc()
+        return True
 
     async def _admitted(self, endpoint: Endpoint, delivery: WebhookDelivery, outcome: Outcome | None) -> Attempt:
         """An attempt when its turn comes."""
@@ -176,6 +181,8 @@ class WebhookDeliverer:
         )
         if attempt.taken:
             await self._end(delivery, attempt, "delivered")
+            return
+        if await self._is_repeat(delivery):  # taken meanwhile by way of another process: that stands
             return
         failed = msgspec.structs.replace(delivery, failures=delivery.failures + 1, error=attempt.error)
         due_ms = self._schedule.due_ms(

@@ -86,6 +86,7 @@ class WebhookRedelivery:
         if state is not None and (state.generation > letter.generation or state.stage is not WebhookStage.FAILED):
             return False
         await self._queue.put(letter.again(letter.generation + 1))
+        _log.info("redeliver_webhook", origin=str(letter.origin), tenant=letter.tenant, error=letter.error)
         return True
 
 

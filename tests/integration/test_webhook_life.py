@@ -97,8 +97,7 @@ async def test_a_stop_waits_for_the_attempt_under_way(
             assert await asyncio.to_thread(first.ended) == 0
         await stands(http, job, "delivered")
         with deliverer(kafka.bootstrap, gateway):
-            await ended(http, worker, gateway, receiver.url("/after"))
-            await receiver.got(path="/after")
+            await stands(http, (await ended(http, worker, gateway, receiver.url("/after")))[0], "delivered")
         assert len(await receiver.got(path="/once")) == 1
 
 

@@ -45,6 +45,7 @@ class WebhookProcess(GatewayProcess):
         command = [sys.executable, "-m", "gateway", *self.arguments]
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
+        print(done.stderr)  # pytest shows it with a failure
         return int(done.stdout.split()[0])
 
 
