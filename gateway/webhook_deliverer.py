@@ -23,7 +23,7 @@ from gateway.webhook_endpoints import Admission, Endpoint, WebhookEndpoints
 from gateway.webhook_messages import WebhookMessages
 from gateway.webhook_metrics import WebhookMetrics
 from gateway.webhook_queue import WebhookQueue
-from gateway.webhook_schedule import Schedule, busy_wait_ms
+from gateway.webhook_schedule import Schedule
 from gateway.webhook_sender import Attempt, WebhookSender
 from gateway.webhook_states import WebhookStage, WebhookState, WebhookStates
 from gateway.webhook_url import origin_of
@@ -118,7 +118,7 @@ class WebhookDeliverer:
         probe = (delivery.generation > 0 and not delivery.failures) or self._schedule.is_last(delivery.failures)
         admission = self._endpoints.admit(endpoint, now_ms=_now_ms(), probe=probe)
         if admission is Admission.BUSY:
-            await self._postpone(delivery)
+            await self._postpone(delivery, endpoint)
         elif admission is Admission.DOWN:
             await self._conclude(delivery, _DOWN)
         else:
@@ -138,9 +138,11 @@ class WebhookDeliverer:
             async with self._endpoints.turn(endpoint):
                 if self._endpoints.is_down(endpoint, now_ms=_now_ms()):
                     return _DOWN
+                begun_s = time.perf_counter()
                 attempt = await self._attempt(delivery, outcome)
                 if attempt.kind != "lost":
-                    self._endpoints.end(endpoint, ok=attempt.alive, now_ms=_now_ms())
+                    took_ms = 1000 * (time.perf_counter() - begun_s)
+                    self._endpoints.end(endpoint, ok=attempt.alive, now_ms=_now_ms(), took_ms=took_ms)
                     ended = True
                 return attempt
         finally:
@@ -163,11 +165,11 @@ class WebhookDeliverer:
             del self._under_way[id(delivery)]
             self._metrics.attempt_seconds.observe(time.perf_counter() - begun_s)
 
-    async def _postpone(self, delivery: WebhookDelivery) -> None:
+    async def _postpone(self, delivery: WebhookDelivery, endpoint: Endpoint) -> None:
         """Its endpoint has enough to do. This is no failure, so it does not use the schedule up."""
         self._metrics.postponed.inc()
-        due_ms = _now_ms() + busy_wait_ms(delivery.postponed, chance=random.random())
-        later = msgspec.structs.replace(delivery, postponed=delivery.postponed + 1, due_ms=due_ms)
+        due_ms = self._endpoints.reserve(endpoint, now_ms=_now_ms())
+        later = msgspec.structs.replace(delivery, due_ms=due_ms)
         await _insist(lambda: self._queue.wait(later, now_ms=_now_ms()))
 
     async def _conclude(self, delivery: WebhookDelivery, attempt: Attempt) -> None:
@@ -177,7 +179,6 @@ class WebhookDeliverer:
             delivery,
             attempts=delivery.attempts + (attempt is not _DOWN and attempt.kind != "lost"),
             since_ms=delivery.since_ms or now_ms,
-            postponed=0,
         )
         if attempt.taken:
             await self._end(delivery, attempt, "delivered")

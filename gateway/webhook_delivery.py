@@ -18,9 +18,8 @@ class WebhookDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `origin` and `epoch` are the job's identity, `created_ms` is part of its id. `generation` counts redeliveries that
     were asked for; each begins anew. `failures`: failed attempts of this generation, those that were spared because the
-    endpoint was known to be down included; `attempts`: requests sent. `postponed`: how often in a row the endpoint was
-    busy. `since_ms`: first attempt. `due_ms`: not before; `ready_ms`: when to look at the record. `error` says why the
-    last attempt failed; `dead_ms`: when it was given up.
+    endpoint was known to be down included; `attempts`: requests sent. `since_ms`: first attempt. `due_ms`: not before;
+    `ready_ms`: when to look at the record. `error` says why the last attempt failed; `dead_ms`: when it was given up.
     """
 
     origin: Origin
@@ -31,7 +30,6 @@ class WebhookDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
     generation: int = 0
     failures: int = 0
     attempts: int = 0
-    postponed: int = 0
     since_ms: int = 0
     due_ms: int = 0
     ready_ms: int = 0

@@ -16,6 +16,11 @@ _OPEN_AFTER = 5  # failures in a row
 _FIRST_COOL_DOWN_MS = 10_000
 _LAST_COOL_DOWN_MS = 300_000
 _MAX_KNOWN = 10_000
+_FIRST_MEAN_MS = 100.0  # of an attempt, before any
+_MEAN_WEIGHT = 0.1
+_UTILISATION = 0.8  # as busy as an endpoint is planned to be, so that who comes back finds it free
+_SHORTEST_WAIT_MS = 1_000
+_LONGEST_WAIT_MS = 3_600_000
 
 Endpoint = tuple[str, str]  # tenant, scheme://host:port
 
@@ -29,11 +34,13 @@ class Admission(Enum):
 
 
 class _Known:
-    __slots__ = ("cool_down_ms", "failures", "held", "open_until_ms", "turns")
+    __slots__ = ("cool_down_ms", "failures", "free_ms", "held", "mean_ms", "open_until_ms", "turns")
 
     def __init__(self, concurrency: int) -> None:
         self.turns = asyncio.Semaphore(concurrency)
         self.held = 0
+        self.mean_ms = _FIRST_MEAN_MS
+        self.free_ms = 0.0
         self.failures = 0
         self.open_until_ms = 0
         self.cool_down_ms = 0
@@ -75,10 +82,19 @@ class WebhookEndpoints:
         known = self._known[endpoint]
         return now_ms < known.open_until_ms and known.held > 1
 
-    def end(self, endpoint: Endpoint, *, ok: bool, now_ms: int) -> None:
-        """An admitted attempt has ended; `ok`: the endpoint answers as one does that is alive."""
+    def reserve(self, endpoint: Endpoint, *, now_ms: int) -> int:
+        """When to come again after BUSY: each later than the last by what an attempt takes, so none comes in vain."""
+        known = self._known[endpoint]
+        step_ms = known.mean_ms / (self._concurrency * _UTILISATION)
+        known.free_ms = max(known.free_ms, float(now_ms + _SHORTEST_WAIT_MS)) + step_ms
+        known.free_ms = min(known.free_ms, float(now_ms + _LONGEST_WAIT_MS))
+        return int(known.free_ms)
+
+    def end(self, endpoint: Endpoint, *, ok: bool, now_ms: int, took_ms: float = 0.0) -> None:
+        """An admitted attempt has ended, after `took_ms`; `ok`: the endpoint answers as one does that is alive."""
         known = self._known[endpoint]
         known.held -= 1
+        known.mean_ms += _MEAN_WEIGHT * (took_ms - known.mean_ms)
         if ok:
             known.failures = known.open_until_ms = known.cool_down_ms = 0
             return

@@ -79,8 +79,3 @@ def partition_of(wait_ms: int) -> int:
 def ready_ms(partition: int, *, now_ms: int, due_ms: int) -> int:
     """When a record that is put into this partition now is to be looked at again, never after it is due."""
     return due_ms if partition == 0 else min(due_ms, now_ms + 1000 * 2 ** (partition - 1))
-
-
-def busy_wait_ms(postponed: int, *, chance: float) -> int:
-    """How long to put off what found its endpoint busy, for the nth time: twice as long each time, up to 256 s."""
-    return int(1000 * 2 ** min(postponed, 8) * (0.5 + chance / 2))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.settings_webhooks import WebhookSettings
-from gateway.webhook_schedule import PARTITIONS, Schedule, busy_wait_ms, partition_of, ready_ms, retry_after_s
+from gateway.webhook_schedule import PARTITIONS, Schedule, partition_of, ready_ms, retry_after_s
 
 DAY_MS = 24 * 3600 * 1000
 DEFAULT = Schedule.parse(WebhookSettings().webhook_retry_s)
@@ -125,9 +125,3 @@ def test_within_a_partition_the_first_is_always_the_next_to_be_ready(sent: list[
             last_ready[partition] = ready
         heapq.heappush(events, (ready, number, due_ms))
     assert arrived == {number: at_ms + wait_ms for number, (at_ms, wait_ms) in enumerate(sent)}
-
-
-@given(st.integers(0, 10_000), chances)
-def test_a_busy_endpoint_is_asked_less_and_less_often(postponed: int, chance: float) -> None:
-    assert 500 <= busy_wait_ms(postponed, chance=chance) <= 256_000
-    assert busy_wait_ms(postponed + 1, chance=0) <= 2 * busy_wait_ms(postponed, chance=1)

@@ -123,6 +123,22 @@ def test_those_that_waited_beside_the_failures_are_told() -> None:
     known.release(ENDPOINT)
 
 
+@given(st.integers(1, 8), st.floats(1, 15_000), st.integers(2, 300))
+def test_who_finds_an_endpoint_busy_comes_back_when_it_can_be_free(
+    concurrency: int, took_ms: float, count: int
+) -> None:
+    known = endpoints(concurrency)
+    for _ in range(60):  # until the mean is learned
+        known.admit(ENDPOINT, now_ms=0)
+        known.end(ENDPOINT, ok=True, now_ms=0, took_ms=took_ms)
+    due = [known.reserve(ENDPOINT, now_ms=0) for _ in range(count)]
+    assert due == sorted(due)
+    assert due[0] >= 1000
+    needed_ms = count * took_ms / concurrency
+    assert due[-1] <= min(1000 + 1.5 * needed_ms + 10 * count, 3_600_000)
+    assert due[-1] >= min(needed_ms, 3_600_000)
+
+
 def test_endpoints_are_forgotten_but_not_those_under_way() -> None:
     known = endpoints()
     known.admit(ENDPOINT, now_ms=0)
