@@ -19,7 +19,7 @@ _SPECIAL = tuple(
     ip_network(text)
     for text in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")
 )
-_UNICAST = IPv6Network("2000::/3")  # all that is given out
+_UNICAST = IPv6Network("2000::/3")  # all that is given out; what stands for an IPv4 address is outside, or special
 _NAT64 = IPv6Network("64:ff9b::/96")  # how hosts without IPv4 reach IPv4: the address is in the last four bytes
 
 
@@ -33,11 +33,8 @@ def refusal(text: str, allowed: Sequence[Network]) -> str:
     address = ip_address(text.partition("%")[0])  # a zone says which interface, not where
     if _within(address, allowed):
         return ""
-    if isinstance(address, IPv6Address):
-        if address in _NAT64:
-            return refusal(str(IPv4Address(int(address) & 0xFFFFFFFF)), allowed)
-        if address.ipv4_mapped is not None:  # no resolver has cause to give one
-            return "an IPv4 address in the form of IPv6"
+    if isinstance(address, IPv6Address) and address in _NAT64:
+        return refusal(str(IPv4Address(int(address) & 0xFFFFFFFF)), allowed)
     return _kind(address)
 
 

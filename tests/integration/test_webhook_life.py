@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 
 from local.kafka import LocalKafka
 from tests.integration.echo_worker import PARTITIONS, EchoWorker
@@ -50,10 +52,12 @@ async def test_a_deliverer_killed_in_an_attempt_loses_nothing(
     kafka: LocalKafka, http: httpx.AsyncClient, worker: EchoWorker, gateway: GatewayProcess
 ) -> None:
     gate = Gate()
-    with WebhookReceiver(gate) as receiver:
+    with WebhookReceiver(gate) as receiver, WebhookReceiver() as other:
         with deliverer(kafka.bootstrap, gateway) as first:
-            job, _ = await ended(http, worker, gateway, receiver.url())
+            job, _ = await ended(http, worker, gateway, receiver.url(), partition=0)
             await receiver.got()
+            await stands(http, (await ended(http, worker, gateway, other.url(), partition=1))[0], "delivered")
+            await committed(worker, partition=1)  # what could be committed of the other partition is by now
             first.process.kill()
         gate.open()
         with deliverer(kafka.bootstrap, gateway):
@@ -62,6 +66,20 @@ async def test_a_deliverer_killed_in_an_attempt_loses_nothing(
         verified(SECRET, received[1])
         assert received[0].headers["webhook-id"] == received[1].headers["webhook-id"]
         assert received[0].body == received[1].body
+
+
+async def committed(worker: EchoWorker, *, partition: int) -> None:
+    """Wait until the deliverers have committed something of a partition of the worker's results."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=worker.bootstrap)
+    await admin.start()
+    place = TopicPartition(worker.topics.results(worker.model), partition)
+    async with asyncio.timeout(30):
+        while True:
+            found = await admin.list_consumer_group_offsets(worker.topics.group("webhooks"))
+            if place in found and found[place].offset > 0:
+                break
+            await asyncio.sleep(0.1)
+    await admin.close()
 
 
 async def test_a_retry_outlives_its_deliverer(

@@ -160,15 +160,26 @@ async def test_a_name_server_that_does_not_answer_costs_the_timeout_and_no_more(
         await asyncio.Event().wait()
         raise AssertionError
 
+    begun_s = time.monotonic()
     got = await attempt("http://example.com/", never, timeout_s=0.2)
     assert got.kind == "timeout"
+    assert time.monotonic() - begun_s < 5
+
+
+async def test_an_endpoint_that_answers_by_the_byte_costs_the_timeout_and_no_more() -> None:
+    server = RawServer(b"HTTP/1.1 200 OK\r\nx-more: ", b"y", pause_s=0.05)
+    begun_s = time.monotonic()
+    got = await attempt(f"http://127.0.0.1:{server.port}/", MadeUp(["127.0.0.1"]), timeout_s=0.5)
+    assert got.kind == "timeout"
+    assert time.monotonic() - begun_s < 5
+    await asyncio.to_thread(server.ended)
 
 
 class RawServer:
     """Answers one connection with these bytes, again and again until the other side hangs up."""
 
-    def __init__(self, head: bytes, again: bytes) -> None:
-        self._head, self._again = head, again
+    def __init__(self, head: bytes, again: bytes, *, pause_s: float = 0.0) -> None:
+        self._head, self._again, self._pause_s = head, again, pause_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.sent_bytes = 0
@@ -184,6 +195,7 @@ class RawServer:
                 while self._again:
                     connection.sendall(self._again)
                     self.sent_bytes += len(self._again)
+                    time.sleep(self._pause_s)
             except OSError:
                 return
 
