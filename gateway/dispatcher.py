@@ -186,7 +186,7 @@ class Dispatcher:
                 waiter.timer.cancel()
         if record is not None:
             return await self._outcomes.of_record(record)
-        return self._accepted(model, handed, kept=True)
+        return self._accepted(model, handed, call, kept=True)
 
     async def _submit(self, model: ModelAnnouncement, request: InferenceRequest, call: Call) -> Accepted:
         ended = asyncio.Event()
@@ -198,7 +198,7 @@ class Dispatcher:
             raise _not_acknowledged() from cause
         if handed.error is not None:
             raise _not_taken(handed.error) from handed.error
-        return self._accepted(model, handed, kept=False)
+        return self._accepted(model, handed, call, kept=False)
 
     async def _produce(
         self,
@@ -241,10 +241,10 @@ class Dispatcher:
         outbox.put(handed)
         return handed
 
-    def _accepted(self, model: ModelAnnouncement, handed: Handed, *, kept: bool) -> Accepted:
+    def _accepted(self, model: ModelAnnouncement, handed: Handed, call: Call, *, kept: bool) -> Accepted:
         partition, offset, appended_ms = handed.place()
         job = Job(self._topics.model_of(model.topic), model.epoch, partition, offset, appended_ms, kept)
-        return Accepted(encode_job_id(job, key=self._job_key))
+        return Accepted(encode_job_id(job, key=self._job_key, tenant=call.caller.tenant))
 
 
 def _not_taken(cause: BaseException) -> InferenceError:

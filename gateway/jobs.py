@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.backlog import Backlog
+from gateway.caller import Caller, caller_in
 from gateway.catalogue import Catalogue
 from gateway.job_id import Job, decode_job_id
 from gateway.outcomes import Outcomes
@@ -76,11 +77,11 @@ class Jobs:
 
     async def _get(self, request: Request) -> Response:
         id_ = request.path_params["id"]
-        job, found = await self._look_up(id_)
+        job, found = await self._look_up(id_, caller_in(request.scope))
         return _json(_ended(id_, job, found) if isinstance(found, Outcome) else found)
 
     async def _get_result(self, request: Request) -> Response:
-        _, found = await self._look_up(request.path_params["id"])
+        _, found = await self._look_up(request.path_params["id"], caller_in(request.scope))
         if not isinstance(found, Outcome):
             return _json(found, status=202, headers=_RETRY)
         if error := found.error():
@@ -90,8 +91,9 @@ class Jobs:
         body, _ = encode_response(decode_response(found.value, found.header_length), binary=lambda name: False)
         return Response(body, media_type="application/json")
 
-    async def _look_up(self, id_: str) -> tuple[Job, Outcome | JobDocument]:
-        job = decode_job_id(id_, key=self._job_key)
+    async def _look_up(self, id_: str, caller: Caller) -> tuple[Job, Outcome | JobDocument]:
+        job = decode_job_id(id_, key=self._job_key, tenant=caller.tenant)
+        caller.require("jobs", job.name)
         origin = Origin(self._topics.infer(job.name), job.partition, job.offset)
         outcome = await self._outcomes.load(origin, job.epoch)
         if outcome is not None:
