@@ -11,6 +11,7 @@ import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from gateway.make_key import print_key
 from gateway.service import Service
 from gateway.settings import GatewaySettings, remedy
 
@@ -18,7 +19,9 @@ _log = structlog.get_logger("gateway")
 
 
 class _Unrepeated(logging.Filter):
-    """Lets each message of a library pass once in ten seconds: clients repeat theirs while a broker is away."""
+    """Lets each message of a library pass once in ten seconds: Kafka's client repeats its own while a broker is
+    away, the HTTP server its own for each caller who sends nonsense.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,12 +61,18 @@ def set_up_logs() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for library in ("aiokafka", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    handler.addFilter(lambda record: not record.name.startswith("aiokafka") or unrepeated.filter(record))
+    noisy = ("aiokafka", "uvicorn")
+    handler.addFilter(lambda record: not record.name.startswith(noisy) or unrepeated.filter(record))
     unrepeated = _Unrepeated()
 
 
 def main() -> int:
-    """Run one gateway; 0 after an orderly stop, 1 after a failure, 2 for settings that cannot be used."""
+    """Run one gateway; 0 after an orderly stop, 1 after a failure, 2 for settings that cannot be used.
+
+    With `make-key` as its first argument, make an API key instead.
+    """
+    if sys.argv[1:2] == ["make-key"]:
+        return print_key(sys.argv[2:])
     try:
         settings = CliApp.run(GatewaySettings)
     except ValidationError as error:

@@ -7,7 +7,7 @@ row of the table is taken for reading about the whole installation, so a new rou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -61,13 +61,25 @@ def need_of(method: str, path: str) -> Need:
 class AccessCheck:
     """An ASGI application in front of another one."""
 
-    def __init__(self, app: ASGIApp, *, access: Access, open_paths: Iterable[str] = (), manage: bool = False) -> None:
-        """`open_paths` need nothing; one that ends in / stands for all below it. `manage`: all else needs manage."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        access: Access,
+        open_paths: Iterable[str] = (),
+        manage: bool = False,
+        on_refused: Callable[[Scope, InferenceError], None] = lambda scope, error: None,
+    ) -> None:
+        """`open_paths` need nothing; one that ends in / stands for all below it. `manage`: all else needs manage.
+
+        `on_refused` is told of who is turned away.
+        """
         self._app = app
         self._access = access
         self._open = frozenset(path for path in open_paths if not path.endswith("/"))
         self._open_below = tuple(path for path in open_paths if path.endswith("/"))
         self._manage = manage
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401, 403 or 503."""
@@ -82,6 +94,7 @@ class AccessCheck:
                 need = Need("manage", need.model)
             need.check(caller)
         except InferenceError as error:
+            self._on_refused(scope, error)
             await refuse(error, send)
             return
         scope.setdefault("state", {})["caller"] = caller

@@ -1,7 +1,7 @@
 """ApiKeys: who holds which API key, from a file of hashes. Pure: text in, callers out; knows no file and no HTTP.
 
-A key is `tgk_` and 32 random bytes. Because it is random, its plain SHA-256 can neither be guessed nor looked up: a salt
-or a slow hash would cost each request and protect nothing.
+A key is `tgk_` and 32 random bytes. Because it is random, its plain SHA-256 can neither be guessed nor looked up: a
+salt or a slow hash would cost each request and protect nothing.
 """
 
 from __future__ import annotations

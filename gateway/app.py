@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.access import Access
+from gateway.access_check import AccessCheck
+from gateway.byte_budget import ByteBudget
+from gateway.counted_bodies import CountedBodies
 from gateway.infer import PATH_HEAD, PATH_TAIL, Infer
 from gateway.metrics import Metrics
 from gateway.problem import RawHeaders, problem_response, routing_problem
@@ -19,8 +25,16 @@ from schemas.errors import ErrorCode, InferenceError
 _log = structlog.get_logger(__name__)
 
 
-def make_app(*, infer: Infer, routes: list[Route], metrics: Metrics) -> ASGIApp:
-    """The application of these parts."""
+def make_app(
+    *,
+    infer: Infer,
+    routes: list[Route],
+    metrics: Metrics,
+    access: Access | None = None,
+    open_paths: Sequence[str] = (),
+    budget: ByteBudget | None = None,
+) -> ASGIApp:
+    """The application of these parts. Inference asks `access` and `budget` itself; None: everyone may, without end."""
 
     async def get_metrics(request: Request) -> Response:
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
@@ -30,14 +44,17 @@ def make_app(*, infer: Infer, routes: list[Route], metrics: Metrics) -> ASGIApp:
 
     # Here so that other methods on these paths are answered 405.
     infer_paths = [f"{PATH_HEAD}{{model}}{PATH_TAIL}", f"{PATH_HEAD}{{model}}/versions/{{version}}{PATH_TAIL}"]
-    router = Starlette(
-        routes=[
+    router: ASGIApp = make_router(
+        [
             *routes,
             *(Route(path, post_infer, methods=["POST"]) for path in infer_paths),
             Route("/metrics", get_metrics, methods=["GET"]),
-        ],
-        exception_handlers={InferenceError: _on_error, HTTPException: _on_routing_error, Exception: _on_crash},
+        ]
     )
+    if budget is not None:
+        router = CountedBodies(router, budget=budget)
+    if access is not None:
+        router = AccessCheck(router, access=access, open_paths=open_paths)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -47,6 +64,25 @@ def make_app(*, infer: Infer, routes: list[Route], metrics: Metrics) -> ASGIApp:
             await router(scope, receive, send)
 
     return app
+
+
+def make_router(routes: list[Route]) -> ASGIApp:
+    """Routes whose every failure is answered with a problem document."""
+    return Starlette(
+        routes=routes,
+        exception_handlers={
+            InferenceError: _on_error,
+            HTTPException: _on_routing_error,
+            ClientDisconnect: _on_left,
+            Exception: _on_crash,
+        },
+    )
+
+
+async def _on_left(request: Request, error: Exception) -> Response:
+    """Nobody reads the answer; but nothing has crashed either."""
+    status, headers, body = problem_response(InferenceError(ErrorCode.CANCELLED, "the caller left"))
+    return _response(status, headers, body)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

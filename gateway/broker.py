@@ -14,11 +14,14 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced, for_code
+from aiokafka.errors import KafkaError, KafkaTimeoutError, OutOfOrderSequenceNumber, ProducerFenced, for_code
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.outbox import Outbox
+from gateway.reachability import Reachability
+from schemas.kafka_connection import KafkaConnection
 
 _log = structlog.get_logger(__name__)
 
@@ -60,12 +63,25 @@ class PartitionState(msgspec.Struct, frozen=True):
     end_offset: int
 
 
+class _FileToken(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka publishes no types
+    """The token of a file, read anew for each connection."""
+
+    def __init__(self, kafka: KafkaConnection) -> None:
+        self._kafka = kafka
+
+    async def token(self) -> str:
+        """The token. Raises InferenceError."""
+        return await asyncio.to_thread(self._kafka.token)
+
+
 class Broker:
     """The connections to Kafka. `start` may be tried again after it failed; `stop` is bounded and idempotent."""
 
-    def __init__(self, *, bootstrap: str, client_id: str) -> None:
+    def __init__(self, *, kafka: KafkaConnection, client_id: str) -> None:
+        """Raises InferenceError when a certificate cannot be used."""
         self._options: dict[str, Any] = {  # Any: the client publishes no types
-            "bootstrap_servers": bootstrap,
+            **kafka.options(),
+            **({"sasl_oauth_token_provider": _FileToken(kafka)} if kafka.has_token else {}),
             "client_id": client_id,
             "request_timeout_ms": int(REQUEST_TIMEOUT_S * 1000),
             "metadata_max_age_ms": _METADATA_MAX_AGE_MS,
@@ -76,6 +92,7 @@ class Broker:
         self._partitions: dict[str, int] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._producer_lost = asyncio.Event()
+        self.reachability = Reachability(probe=self._probe, overdue_s=self._overdue_s, on_away=self._fail_waiting)
 
     async def start(self) -> None:
         """Connect. Raises BrokerError or TimeoutError, and leaves nothing open then."""
@@ -142,7 +159,11 @@ class Broker:
         self.note_failure(error)
 
     def note_failure(self, error: BaseException) -> None:
-        """Tell of a failed acknowledgement: some mean that the producer is dead and must be replaced."""
+        """Tell of a failed acknowledgement: some mean that the producer is dead and must be replaced, some that Kafka
+        may be away.
+        """
+        if isinstance(error, KafkaTimeoutError) or (isinstance(error, KafkaError) and error.retriable):
+            self.reachability.note_failure()
         if isinstance(error, OutOfOrderSequenceNumber | ProducerFenced) or type(error) is KafkaError:
             self._producer_lost.set()
 
@@ -163,6 +184,18 @@ class Broker:
                 continue
             lost, self._producer = self._producer, fresh
             await _stop(lost.stop)
+
+    async def _probe(self) -> bool:
+        # Any answer will do; another's unfinished question is shared.
+        return self._producer is not None and bool(await self._producer.client.force_metadata_update())
+
+    def _overdue_s(self, now_s: float) -> float:
+        return max((outbox.overdue_s(now_s) for outbox in self._outboxes.values()), default=0.0)
+
+    def _fail_waiting(self) -> None:
+        away = KafkaTimeoutError("Kafka cannot be reached")
+        for outbox in self._outboxes.values():
+            outbox.fail_waiting(away)
 
     async def append(self, topic: str, key: bytes, value: bytes | None) -> None:
         """Write a record to a compacted topic, None to remove its key; it is durable then. Raises BrokerError."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from gateway.admission import Admission
 from gateway.broker import REQUEST_TIMEOUT_S, Broker, BrokerError, Record
 from gateway.call import Call
 from gateway.job_id import Job, encode_job_id
@@ -67,7 +68,7 @@ class _Waiter:
         if acknowledged and now_s >= self.give_up_s:
             self.future.set_result(None)
         elif not acknowledged and now_s >= self.deadline_s:
-            self.future.set_exception(_not_acknowledged())
+            self.future.set_exception(_not_acknowledged(self.handed))
         else:  # without an acknowledgement only that decides between a job id and a failure
             if self.timer is not None:
                 self.timer.cancel()
@@ -85,7 +86,7 @@ class Dispatcher:
         topics: Topics,
         gateway_id: str,
         job_key: bytes,
-        max_in_flight: int,
+        admission: Admission,
         claim_above_bytes: int,
     ) -> None:
         self._broker = broker
@@ -95,18 +96,17 @@ class Dispatcher:
         self._id_prefix = f"{gateway_id}-"
         self._numbers = itertools.count(1)
         self._job_key = job_key
-        self._max_in_flight = max_in_flight
+        self._admission = admission
         self._claim_above_bytes = claim_above_bytes
         self._reply_to: ReplyTo | None = None
         self._waiters: dict[bytes, _Waiter] = {}
-        self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def in_flight(self) -> int:
         """Requests admitted and not yet answered."""
-        return self._in_flight
+        return self._admission.in_flight
 
     def open(self, *, reply_partition: int) -> None:
         """Admit requests from now on, answers to this partition of the replies topic."""
@@ -119,27 +119,26 @@ class Dispatcher:
     async def infer(self, model: ModelAnnouncement, request: InferenceRequest, call: Call) -> Outcome | Accepted:
         """Run a request that was checked against its model.
 
-        Raises InferenceError: OVERLOADED without a permit, UNAVAILABLE while closed or when Kafka or the object store
-        does not take the request in time; then it may still run, its answer is dropped. A cancelled caller's request
-        goes on, its answer is kept.
+        Raises InferenceError: OVERLOADED without a permit or when its deadline cannot be met, UNAVAILABLE while closed,
+        while Kafka is away, or when Kafka or the object store does not take the request in time; the message says
+        whether it may still run, its answer is dropped then. A cancelled caller's request goes on, its answer is kept.
         """
         if self._reply_to is None:
             raise InferenceError(ErrorCode.UNAVAILABLE, "this gateway takes no requests now", remedy="try again")
-        if self._in_flight >= self._max_in_flight:
-            raise InferenceError(
-                ErrorCode.OVERLOADED,
-                f"{self._in_flight} requests are in flight, as many as this gateway takes",
-                remedy="try again later, or submit with the header Prefer: respond-async",
-            )
-        self._in_flight += 1
+        if self._broker.reachability.is_away:
+            raise _away()
+        admission, name, tenant = self._admission, model.metadata.name, call.caller.tenant
+        admission.enter(name, tenant, now_s=time.monotonic())
         self._idle.clear()
         try:
+            if call.deadline is not None or call.start_by is not None:
+                self._check_time(name, call)
             if call.detached:
                 return await self._submit(model, request, call)
             return await self._ask(model, request, call, self._reply_to)
         finally:
-            self._in_flight -= 1
-            if not self._in_flight:
+            admission.leave(name, tenant)
+            if not admission.in_flight:
                 self._idle.set()
 
     def answer(self, id_: bytes, record: Record) -> bool:
@@ -168,6 +167,14 @@ class Dispatcher:
         """Wait until no request is in flight."""
         await self._idle.wait()
 
+    def _check_time(self, model: str, call: Call) -> None:
+        """Refuse early what would only expire in the queue. Whoever has a priority may overtake: nothing is certain."""
+        clocks = [(clock, what) for clock, what in ((call.start_by, "timeout"), (call.deadline, "deadline")) if clock]
+        if call.priority or not clocks:
+            return
+        clock, what = min(clocks)
+        self._admission.check_time(model, clock.remaining_ms(time.time_ns() // 1_000_000), what)
+
     async def _ask(
         self, model: ModelAnnouncement, request: InferenceRequest, call: Call, reply_to: ReplyTo
     ) -> Outcome | Accepted:
@@ -195,7 +202,7 @@ class Dispatcher:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await ended.wait()
         except TimeoutError as cause:  # the record may be on its way
-            raise _not_acknowledged() from cause
+            raise _not_acknowledged(handed) from cause
         if handed.error is not None:
             raise _not_taken(handed.error) from handed.error
         return self._accepted(model, handed, call, kept=False)
@@ -255,9 +262,20 @@ def _not_taken(cause: BaseException) -> InferenceError:
     return error
 
 
-def _not_acknowledged() -> InferenceError:
+def _not_acknowledged(handed: Handed | None) -> InferenceError:
+    """The error after too long a wait. What has not left the gateway is taken back, so that it never runs."""
+    never_runs = handed is not None and handed.withdraw()
+    fate = "it was taken back and will not run" if never_runs else "it may run nevertheless"
     return InferenceError(
         ErrorCode.UNAVAILABLE,
-        f"Kafka did not acknowledge the request within {REQUEST_TIMEOUT_S:g} s; it may run nevertheless",
+        f"Kafka did not acknowledge the request within {REQUEST_TIMEOUT_S:g} s; {fate}",
+        remedy="try again in a moment",
+    )
+
+
+def _away() -> InferenceError:
+    return InferenceError(
+        ErrorCode.UNAVAILABLE,
+        "Kafka cannot be reached at present; the request was not accepted",
         remedy="try again in a moment",
     )

@@ -15,7 +15,10 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from gateway.access import Access
+from gateway.byte_budget import ByteBudget, Held
 from gateway.call import Call, clocks_of, priority_of
+from gateway.caller import ANYONE
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Accepted, Dispatcher
 from gateway.jobs import job_path, queued_document
@@ -84,12 +87,16 @@ class Infer:
         dispatcher: Dispatcher,
         outcomes: Outcomes,
         metrics: Metrics,
+        access: Access,
+        budget: ByteBudget,
         wait_s: float,
         max_body_bytes: int,
     ) -> None:
         self._catalogue = catalogue
         self._dispatcher = dispatcher
         self._outcomes = outcomes
+        self._access = access
+        self._budget = budget
         self._wait_ms = int(wait_s * 1000)
         self._max_body_bytes = max_body_bytes
         self._count = metrics.responses.add
@@ -102,14 +109,17 @@ class Infer:
         traceparent = sent.get(b"traceparent", b"")
         if not _TRACEPARENT.fullmatch(traceparent):
             traceparent = b"00-%032x-%016x-00" % (random.getrandbits(128) | 1, random.getrandbits(64) | 1)
+        held = self._budget.hold()
         try:
-            status, headers, body = await self._answer(scope, receive, sent, request_id, traceparent.decode())
+            status, headers, body = await self._answer(scope, receive, sent, held, request_id, traceparent.decode())
         except InferenceError as error:
             status, headers, body = problem_response(error, request_id=request_id)
         except Exception as error:  # the last resort of an edge: tell the caller nothing, the log everything
             _log.exception("infer_failed", request_id=request_id)
             hidden = InferenceError(ErrorCode.INTERNAL, f"an unexpected {type(error).__name__}; the log says more")
             status, headers, body = problem_response(hidden, request_id=request_id)
+        finally:
+            held.release()
         headers.append((b"content-length", b"%d" % len(body)))
         headers.append((b"x-request-id", request_id.encode()))
         headers.append((b"traceparent", traceparent))
@@ -118,18 +128,30 @@ class Infer:
         self._count(status, time.perf_counter() - begun_s)
 
     async def _answer(
-        self, scope: Scope, receive: Receive, sent: dict[bytes, bytes], request_id: str, traceparent: str
+        self,
+        scope: Scope,
+        receive: Receive,
+        sent: dict[bytes, bytes],
+        held: Held,
+        request_id: str,
+        traceparent: str,
     ) -> Answer:
         name, _, version = scope["path"][len(PATH_HEAD) : -len(PATH_TAIL)].partition("/versions/")
+        caller = ANYONE
+        if not self._access.is_open:
+            caller = await self._access.caller(sent)
+            caller.require("infer", name)
         model = self._catalogue.model(name)
         model.metadata.resolve(version)
         preferences = _NO_PREFERENCES
         if b"prefer" in sent:
             preferences = parse_preferences(value for key, value in scope["headers"] if key == b"prefer")
-        body = await self._read_body(receive, sent)
+        body = await self._read_body(receive, sent, held)
         request = decode_request(body, _header_length(sent))
         model.metadata.check(request)
         call = self._call(request, preferences, request_id, traceparent, version)
+        if caller is not ANYONE:
+            call = msgspec.structs.replace(call, caller=caller)
         asked_s = time.monotonic()
         answer = await self._dispatcher.infer(model, request, call)
         if isinstance(answer, Accepted):
@@ -140,20 +162,23 @@ class Infer:
             raise error
         return _succeeded(answer, request, preferences)
 
-    async def _read_body(self, receive: Receive, sent: dict[bytes, bytes]) -> bytes:
+    async def _read_body(self, receive: Receive, sent: dict[bytes, bytes], held: Held) -> bytes:
         length = sent.get(b"content-length", b"0")
         if int(length) > self._max_body_bytes:  # the HTTP server lets digits only pass
             raise self._too_large(int(length))
+        held.grow_to(int(length))
         message = await receive()
         body: bytes = message.get("body", b"")
         if not message.get("more_body", False) and message["type"] == "http.request":
             if len(body) > self._max_body_bytes:
                 raise self._too_large(len(body))
+            held.grow_to(len(body))
             return body
         parts, size_bytes = [body], len(body)
         while message.get("more_body", False):
             if size_bytes > self._max_body_bytes:
                 raise self._too_large(size_bytes)
+            held.grow_to(size_bytes)
             message = await receive()
             parts.append(message.get("body", b""))
             size_bytes += len(parts[-1])

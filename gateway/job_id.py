@@ -1,8 +1,8 @@
 """Job ids: a request's place in Kafka, signed. Whoever holds the key reads the place back, nobody else can make one.
 
 Format, base64url without padding of: version byte 1; the first 10 bytes of a keyed BLAKE2b over all that follows, the
-version and the tenant; the fields of `_FIXED`; the topic's name below `<prefix>.infer.`. The tenant is signed and not in
-the id: to any other tenant the id is as good as made up. Pure: no clock, no Kafka, no store.
+version and the tenant; the fields of `_FIXED`; the topic's name below `<prefix>.infer.`. The tenant is signed and not
+in the id: to any other tenant the id is as good as made up. Pure: no clock, no Kafka, no store.
 """
 
 from __future__ import annotations

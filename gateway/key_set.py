@@ -30,7 +30,8 @@ Keys = Mapping[str, jwt.PyJWK]
 
 class KeySet:
     """Keys by their id. Fetched at the first token, again when a token names a key that is not known, and once in a
-    while so that keys which were withdrawn go; never more often than `refresh_s`."""
+    while so that keys which were withdrawn go; never more often than `refresh_s`.
+    """
 
     def __init__(
         self,
@@ -113,15 +114,18 @@ class KeySet:
     async def _fetch(self) -> bytes | None:
         if self._file is not None:
             return await self._file.changed()
-        async with asyncio.timeout(_TIMEOUT_S), httpx.AsyncClient(timeout=_TIMEOUT_S, transport=self._transport) as http:
-            async with http.stream("GET", self._source) as response:
-                response.raise_for_status()
-                body = bytearray()
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > _MAX_BYTES:
-                        raise invalid("the key set is too large", field="jwt_jwks", remedy="name a key set")
-                return bytes(body)
+        async with (
+            asyncio.timeout(_TIMEOUT_S),
+            httpx.AsyncClient(timeout=_TIMEOUT_S, transport=self._transport) as http,
+            http.stream("GET", self._source) as response,
+        ):
+            response.raise_for_status()
+            body = bytearray()
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > _MAX_BYTES:
+                    raise _no_keys(f"it has more than {_MAX_BYTES} bytes")
+            return bytes(body)
 
 
 def is_url(source: str) -> bool:

@@ -18,18 +18,25 @@ from typing import Any
 
 import structlog
 
-from gateway.app import make_app
+from gateway.admission import Admission
+from gateway.app import make_app, make_router
+from gateway.audit import CONFIGS as AUDIT_CONFIGS
+from gateway.audit import Audit
 from gateway.backlog import Backlog
 from gateway.broker import Broker, BrokerError, Follower
+from gateway.byte_budget import ByteBudget
 from gateway.catalogue import Catalogue
+from gateway.counted_bodies import CountedBodies
 from gateway.dispatcher import Dispatcher
 from gateway.fleet import Fleet
 from gateway.infer import Infer
 from gateway.job_id import signing_key
 from gateway.jobs import Jobs
+from gateway.management import Management
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.outcomes import Outcomes
+from gateway.queue_watch import QueueWatch, UnknownRates
 from gateway.replies import CONFIGS as REPLY_CONFIGS
 from gateway.replies import GROUP, Replies
 from gateway.repository import Repository
@@ -116,7 +123,8 @@ class Service:
         settings, topics = self._settings, self._topics
         gateway_id = secrets.token_hex(8)
         job_key = signing_key(settings.job_key.get_secret_value())
-        self._broker = Broker(bootstrap=settings.kafka_bootstrap, client_id=f"tidegate-gateway-{gateway_id}")
+        self._broker = Broker(kafka=settings.kafka_connection(), client_id=f"tidegate-gateway-{gateway_id}")
+        self._access = settings.access()
         self._news: asyncio.Queue[str] = asyncio.Queue()
         self._catalogue = Catalogue(on_announced=lambda model: self._news.put_nowait(model.topic))
         self._fleet = Fleet()
@@ -124,13 +132,17 @@ class Service:
         if isinstance(store, DirectoryStore):  # of all that share the directory, gateways start least often
             threading.Thread(target=_sweep, args=(store,), name="sweep store", daemon=True).start()
         self._outcomes = Outcomes(store=store, catalogue=self._catalogue, metrics=self._metrics)
+        self._backlog = Backlog(
+            broker=self._broker, catalogue=self._catalogue, topics=topics, cache_ms=settings.status_cache_ms
+        )
+        self._queues = QueueWatch(backlog=self._backlog, catalogue=self._catalogue, topics=topics, rates=UnknownRates())
         self._dispatcher = Dispatcher(
             broker=self._broker,
             outcomes=self._outcomes,
             topics=topics,
             gateway_id=gateway_id,
             job_key=job_key,
-            max_in_flight=settings.max_in_flight,
+            admission=Admission(settings.admission_limits(), queue_of=self._queues.queue_of),
             claim_above_bytes=settings.claim_above_bytes,
         )
         self._metrics.watch_in_flight(lambda: self._dispatcher.in_flight)
@@ -147,7 +159,7 @@ class Service:
 
     def _build_http(self, job_key: bytes) -> None:
         settings, topics, catalogue, outcomes = self._settings, self._topics, self._catalogue, self._outcomes
-        backlog = Backlog(broker=self._broker, catalogue=catalogue, topics=topics, cache_ms=settings.status_cache_ms)
+        backlog, budget = self._backlog, ByteBudget(settings.max_in_flight_bytes)
         self._scaling = Scaling(backlog=backlog, catalogue=catalogue, topics=topics, metrics=self._metrics)
         models = Models(catalogue=catalogue, is_ready=lambda: self._state is State.SERVING)
         jobs = Jobs(outcomes=outcomes, catalogue=catalogue, backlog=backlog, topics=topics, job_key=job_key)
@@ -156,24 +168,41 @@ class Service:
             dispatcher=self._dispatcher,
             outcomes=outcomes,
             metrics=self._metrics,
+            access=self._access,
+            budget=budget,
             wait_s=settings.wait_s,
             max_body_bytes=settings.max_body_bytes,
         )
         self._statistics = Statistics(catalogue=catalogue, fleet=self._fleet)
-        self._repository = Repository(broker=self._broker, topics=topics, catalogue=catalogue, fleet=self._fleet)
+        audit = Audit(append=lambda key, value: self._broker.append(topics.audit, key, value))
+        self._repository = Repository(
+            broker=self._broker, topics=topics, catalogue=catalogue, fleet=self._fleet, audit=audit
+        )
         routes = [
             *self._statistics.routes(),
             *models.routes(),
             *self._repository.routes(),
-            *self._repository.management_routes(),
             *jobs.routes(),
             *self._scaling.routes(),
         ]
-        app = make_app(infer=infer, routes=routes, metrics=self._metrics)
-        self._server = Server.of(app, host=settings.host, port=settings.port)
+        app = make_app(
+            infer=infer,
+            routes=routes,
+            metrics=self._metrics,
+            access=self._access,
+            open_paths=settings.open_paths,
+            budget=budget,
+        )
+        limits, listener = settings.connection_limits(), settings.management_listener()
+        self._servers = [Server.of(app, settings.listener(), limits=limits, budget=budget)]
+        if listener is not None:
+            router = CountedBodies(make_router(self._repository.management_routes()), budget=budget)
+            management = Management(router, access=self._access)
+            self._servers.append(Server.of(management, listener, limits=limits, budget=budget))
 
     async def _live(self, group: asyncio.TaskGroup) -> None:
-        server = group.create_task(self._serve_http(), name="http server")
+        await self._access.start()
+        servers = [group.create_task(server.serve(), name="http server") for server in self._servers]
         tasks: list[asyncio.Task[Any]] = []
 
         def beside(work: Coroutine[Any, Any, None], name: str) -> None:
@@ -190,8 +219,9 @@ class Service:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._broker.stop()
         _log.info("drain", step="close the HTTP server, health and metrics last")
-        self._server.should_exit = True
-        await server
+        for server in self._servers:
+            server.should_exit = True
+        await asyncio.gather(*servers)
 
     async def _connect(self, beside: Any) -> None:
         """Reach Kafka however long it takes; then read replies and control until both are complete."""
@@ -215,6 +245,9 @@ class Service:
         beside(self._replies.read(on_poll=reading.set), "reply reader")
         beside(follower.run(learn, on_poll=check_known), "control reader")
         beside(self._broker.keep_producer(), "producer keeper")
+        beside(self._broker.reachability.watch(), "Kafka watch")
+        beside(self._access.follow_file(), "key file reader")
+        beside(self._queues.run(), "queue watch")
         beside(self._learn_topics(), "topic learner")
         await reading.wait()
         await self._again_and_again(self._replies.commit)
@@ -226,6 +259,9 @@ class Service:
 
     async def _ensure_topics(self) -> int:
         copies = self._settings.replication_factor
+        await self._broker.ensure_topic(
+            self._topics.audit, partitions=1, replication_factor=copies, configs=AUDIT_CONFIGS
+        )
         await self._broker.ensure_topic(
             self._topics.control, partitions=1, replication_factor=copies, configs=_CONTROL_CONFIGS
         )
@@ -298,9 +334,6 @@ class Service:
         await _within(left_s(), self._outcomes.settle())
         _log.info("drain", step="6. commit the reply position and release the partition")
         await _within(max(left_s(), 1.0), self._replies.commit(release=True))
-
-    async def _serve_http(self) -> None:
-        await self._server.serve()
 
     def _on_stop(self) -> None:
         if self._stopping.is_set():

@@ -21,12 +21,13 @@ class AccessSettings(BaseSettings):
     api_keys_file: Annotated[
         Path | None,
         Field(
-            description="JSON file of API keys' hashes, as `python -m gateway make-key` prints them; read again when it "
-            "changes. Callers send Authorization: Bearer tgk_... or x-api-key."
+            description="JSON file of API keys' hashes, as `python -m gateway make-key` prints them; read again when "
+            "it changes. Callers send Authorization: Bearer tgk_... or x-api-key."
         ),
     ] = None
     jwt_jwks: Annotated[
-        str, Field(description="Key set (JWKS) that signs JSON web tokens: a URL or a file; empty: no tokens are taken.")
+        str,
+        Field(description="Key set (JWKS) that signs JSON web tokens: a URL or a file; empty: no tokens."),
     ] = ""
     jwt_issuer: Annotated[str, Field(description="The issuer (iss) that a token must have; needed with jwt_jwks.")] = ""
     jwt_audience: Annotated[
@@ -44,14 +45,16 @@ class AccessSettings(BaseSettings):
     ] = "tenant"
     jwt_scope_claim: Annotated[
         str,
-        Field(description="Claim with the scopes (operation:model), a text with spaces or a list; dots for nested ones."),
+        Field(description="Claim with the scopes (operation:model), text with spaces or a list; dots for nested ones."),
     ] = "scope"
     jwt_leeway_s: Annotated[
         float, Field(ge=0, le=600, description="Seconds by which the clocks of issuer and gateway may differ.")
     ] = 10.0
     jwt_refresh_s: Annotated[
         float,
-        Field(ge=0.1, description="Seconds between fetches of the key set, at least: a token with an unknown key asks."),
+        Field(
+            ge=0.1, description="Seconds between fetches of the key set, at least; a token with an unknown key asks."
+        ),
     ] = 10.0
     open_paths: Annotated[
         list[str],
@@ -69,8 +72,7 @@ class AccessSettings(BaseSettings):
     def _complete(self) -> Self:
         if self.jwt_jwks and not (self.jwt_issuer and self.jwt_audience and self.jwt_algorithms):
             raise ValueError(
-                "jwt_jwks needs jwt_issuer, jwt_audience and jwt_algorithms too: without them any token of the issuer's "
-                "would do"
+                "jwt_jwks needs jwt_issuer, jwt_audience and jwt_algorithms too: without them any token would do"
             )
         return self
 

@@ -53,6 +53,11 @@ class Topics(msgspec.Struct, frozen=True):
         """Compacted: announced models, and later cancellations."""
         return f"{self.prefix}.control"
 
+    @property
+    def audit(self) -> str:
+        """Who managed what."""
+        return f"{self.prefix}.audit"
+
     def group(self, pool: str) -> str:
         """The consumer group of a pool."""
         return f"{self.prefix}.{pool}"

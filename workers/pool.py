@@ -89,7 +89,7 @@ class Pool:
 
     async def _provision(self, models: Iterable[str]) -> None:
         admin = TopicAdmin(
-            bootstrap=self._settings.kafka_bootstrap,
+            kafka=self._settings.kafka_connection(),
             topics=self.topics,
             partitions=self._settings.partitions,
             replication_factor=self._settings.replication_factor,

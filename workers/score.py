@@ -85,10 +85,10 @@ class Scoring:
             served = _scored(model, version)
             # First the publisher: it fences a former run and waits for its last transaction to end. Progress that was
             # read before could miss that transaction, and its rows would be written twice.
-            publisher = TransactionalPublisher(bootstrap=settings.kafka_bootstrap, transactional_id=self._group)
+            publisher = TransactionalPublisher(kafka=settings.kafka_connection(), transactional_id=self._group)
             resources.push_async_callback(publisher.close)
             await publisher.open()
-            intake = _SourceRange(bootstrap=settings.kafka_bootstrap, group=self._group, topic=settings.from_topic)
+            intake = _SourceRange(kafka=settings.kafka_connection(), group=self._group, topic=settings.from_topic)
             resources.push_async_callback(intake.close)
             self._on_open(await intake.open())
             results = intake.results = await self._results(len(intake.partitions))
@@ -115,7 +115,7 @@ class Scoring:
     async def _results(self, source_partitions: int) -> OrderedResults:
         settings = self._settings
         admin = TopicAdmin(
-            bootstrap=settings.kafka_bootstrap,
+            kafka=settings.kafka_connection(),
             topics=Topics(settings.prefix),
             partitions=settings.partitions,
             replication_factor=settings.replication_factor,

@@ -121,7 +121,7 @@ class Worker:
         pool = Pool(settings)
         await self._until_done(pool.read)
         await self._until_done(pool.provision)
-        publisher = Publisher(bootstrap=settings.kafka_bootstrap, tasks=work)
+        publisher = Publisher(kafka=settings.kafka_connection(), tasks=work)
         resources.push_async_callback(self._close, "publisher", publisher.close)
         await self._until_done(publisher.open)
         appended_ms = await pool.announce(publisher)
@@ -131,7 +131,7 @@ class Worker:
         models = ModelCache(Loader(pool.repository, memory), budgets=memory.budgets, on_state=news.note)
         resources.push_async_callback(self._close, "models", models.close)
         intake = GroupIntake(
-            bootstrap=settings.kafka_bootstrap,
+            kafka=settings.kafka_connection(),
             group=pool.topics.group(pool.name),
             topics=[topic.name for topic in pool.request_topics.values()],
             clock_seed_us=None if appended_ms is None else now_us() - 1000 * appended_ms,

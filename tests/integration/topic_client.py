@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from kafka import TopicPartition as AdminPartition
 from kafka.admin import KafkaAdminClient
 
+from schemas.kafka_connection import KafkaConnection
 from schemas.outcome import Outcome, decode_outcome_record, outcome_key
 from schemas.progress import Progress, decode_progress
 from schemas.record import Envelope, Origin, ReplyTo, encode_request_record
@@ -159,7 +160,12 @@ class TopicClient:
 
     async def provision(self, *models: str, partitions: int = 1) -> dict[str, RequestTopic]:
         """Make the models' topics and initial offsets, as the first worker of the default pool does."""
-        admin = TopicAdmin(bootstrap=self._bootstrap, topics=self.topics, partitions=partitions, replication_factor=1)
+        admin = TopicAdmin(
+            kafka=KafkaConnection(bootstrap=self._bootstrap),
+            topics=self.topics,
+            partitions=partitions,
+            replication_factor=1,
+        )
         return await asyncio.to_thread(admin.provision, models, pool="default")
 
     async def outcome_key(self, origin: Origin) -> str:

@@ -23,6 +23,7 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.scaling import Scaling
 from gateway.settings import GatewaySettings
+from schemas.kafka_connection import KafkaConnection
 from schemas.topics import Topics
 from tests.manifests import (
     DEPLOY,
@@ -57,7 +58,7 @@ def test_kubernetes_objects_are_valid_by_the_kubernetes_schema(pool: str) -> Non
 def _gateway(catalogue: Catalogue) -> ASGIApp:
     """The gateway's application without a connection: nothing of it runs until it is asked."""
     topics, metrics = Topics("tidegate"), Metrics()
-    broker = Broker(bootstrap="127.0.0.1:1", client_id="never-started")
+    broker = Broker(kafka=KafkaConnection(bootstrap="127.0.0.1:1"), client_id="never-started")
     backlog = Backlog(broker=broker, catalogue=catalogue, topics=topics, cache_ms=0)
     scaling = Scaling(backlog=backlog, catalogue=catalogue, topics=topics, metrics=metrics)
     routes: list[Route] = [*Models(catalogue=catalogue, is_ready=lambda: False).routes(), *scaling.routes()]
