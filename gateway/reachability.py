@@ -56,14 +56,14 @@ class Reachability:
             self._set_away(False)
 
     async def _wait_for_doubt(self) -> None:
-        while not self._doubt.is_set():
-            if self._overdue_s(time.monotonic()) >= _OVERDUE_S:
-                return
+        while True:
             try:
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await self._doubt.wait()
+                    return
             except TimeoutError:
-                continue
+                if self._overdue_s(time.monotonic()) >= _OVERDUE_S:
+                    return
 
     async def _answers(self) -> bool:
         try:
