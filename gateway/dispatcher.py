@@ -54,7 +54,7 @@ class _Waiter:
         if self.future.done():
             return
         if handed.error is not None:
-            self.future.set_exception(_not_taken(handed.error))
+            self.future.set_exception(_not_taken(handed.error, has_left=handed.has_left))
         elif self.future.get_loop().time() >= self.give_up_s:
             self.future.set_result(None)
 
@@ -204,7 +204,7 @@ class Dispatcher:
         except TimeoutError as cause:  # the record may be on its way
             raise _not_acknowledged(handed) from cause
         if handed.error is not None:
-            raise _not_taken(handed.error) from handed.error
+            raise _not_taken(handed.error, has_left=handed.has_left) from handed.error
         return self._accepted(model, handed, call, kept=False)
 
     async def _produce(
@@ -254,9 +254,10 @@ class Dispatcher:
         return Accepted(encode_job_id(job, key=self._job_key, tenant=call.caller.tenant))
 
 
-def _not_taken(cause: BaseException) -> InferenceError:
+def _not_taken(cause: BaseException, *, has_left: bool = False) -> InferenceError:
+    fate = "; it may run nevertheless" if has_left else ""  # an answer that got lost looks the same
     error = InferenceError(
-        ErrorCode.UNAVAILABLE, f"Kafka did not take the request: {cause!r}", remedy="try again in a moment"
+        ErrorCode.UNAVAILABLE, f"Kafka did not take the request: {cause!r}{fate}", remedy="try again in a moment"
     )
     error.__cause__ = cause
     return error

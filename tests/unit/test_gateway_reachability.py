@@ -48,8 +48,8 @@ async def reachability(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 async def until(reachability: Reachability, *, away: bool) -> None:
     async with asyncio.timeout(5):
-        while reachability.is_away is not away:
-            await asyncio.sleep(0.002)  # noqa: ASYNC110  # it tells nobody when it changes: callers look
+        while reachability.is_away is not away:  # noqa: ASYNC110  # it tells nobody when it changes: callers look
+            await asyncio.sleep(0.002)
 
 
 async def test_after_a_failure_it_is_away_until_it_answers(kafka: Kafka, reachability: Reachability) -> None:
