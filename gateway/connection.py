@@ -23,6 +23,7 @@ from schemas.errors import ErrorCode, InferenceError
 
 _MIN_BYTES_PER_S = 1024  # whoever is slower than a modem of 1994 is not a client that means it
 _FULL_RETRY_S = 1.0
+_LINGER_S = 1.0
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = config.limits
         self._budget = config.budget
+        self._is_ending = False  # answered for the last time; what comes is not looked at
         self._is_in_head = False
         self._head_bytes = 0  # of the head so far, what has just come not included
         self._chunk_bytes = 0
@@ -96,6 +98,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and start a timer only for a request that has not come as a whole."""
+        if self._is_ending:
+            return
         self._chunk_bytes = len(data)
         super().data_received(data)
         if self._is_in_head:
@@ -240,7 +244,16 @@ class Connection(HttpToolsProtocol):
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + body)
         self._is_in_head = False
-        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close, but read on for a moment: a close with data unread would take the answer away from the client."""
+        self._is_ending = True
+        if not self.transport.can_write_eof():  # TLS cannot
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
 
 
 class Gathering:
@@ -264,6 +277,11 @@ class Gathering:
             self._call_soon(self._flush)
         else:
             self._flush()
+
+    def write_eof(self) -> None:
+        """Write what is held, and nothing after it."""
+        self._flush()
+        self._transport.write_eof()
 
     def close(self) -> None:
         """Write what is held, then close."""

@@ -51,6 +51,7 @@ class Server(uvicorn.Server):
             http=Connection,
             ws="none",
             lifespan="off",
+            interface="asgi3",
             log_config=None,
             access_log=False,
             server_header=False,
