@@ -9,7 +9,7 @@ import time
 import structlog
 import uvloop
 from pydantic import ValidationError
-from pydantic_settings import CliApp
+from pydantic_settings import CliApp, SettingsError
 
 from gateway.make_key import print_key
 from gateway.service import Service
@@ -79,6 +79,9 @@ def main() -> int:
         for fault in error.errors(include_url=False, include_input=False):
             field = str(fault["loc"][0]) if fault["loc"] else ""
             print(f"gateway: {field}: {fault['msg']}; {remedy(field)}", file=sys.stderr)
+        return 2
+    except SettingsError as error:  # a value that is no JSON where JSON is wanted
+        print(f"gateway: {error}; see --help", file=sys.stderr)
         return 2
     set_up_logs()
     try:

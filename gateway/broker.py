@@ -274,9 +274,13 @@ class Follower:
         self.positions = dict(positions)
 
     async def run(
-        self, on_records: Callable[[Sequence[Record]], None], *, on_poll: Callable[[], None] = lambda: None
+        self,
+        on_records: Callable[[Sequence[Record]], None],
+        *,
+        on_poll: Callable[[], None] = lambda: None,
+        before_poll: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Read until cancelled. `on_poll` follows the start and every attempt to read."""
+        """Read until cancelled. `on_poll` follows the start and every read, `before_poll` may hold one up."""
         failed = False
         while True:
             try:
@@ -287,6 +291,8 @@ class Follower:
                     failed = False
                     on_poll()
                     while True:
+                        if before_poll is not None:
+                            await before_poll()
                         await self._poll(on_records)
                         on_poll()
             except BrokerError as error:

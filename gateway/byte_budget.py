@@ -49,10 +49,15 @@ class Held:
         budget.used_bytes += more_bytes
         self.size_bytes = size_bytes
 
+    def shrink_to(self, size_bytes: int) -> None:
+        """Hold no more than so many bytes."""
+        if size_bytes < self.size_bytes:
+            self._budget.used_bytes -= self.size_bytes - size_bytes
+            self.size_bytes = size_bytes
+
     def release(self) -> None:
         """Give it back."""
-        self._budget.used_bytes -= self.size_bytes
-        self.size_bytes = 0
+        self.shrink_to(0)
 
 
 def _refusal(size_bytes: int, budget: ByteBudget) -> InferenceError:

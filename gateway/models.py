@@ -56,7 +56,7 @@ class Models:
     async def _get_model(self, request: Request) -> Response:
         return json_response(metadata_document(self._find(request)))
 
-    def config(self, name: str, version: str = "") -> msgspec.Raw:
+    def config(self, name: str, version: str = "") -> dict[str, Any]:
         """A model's configuration as it is served, JSON in the field names of Triton's schema.
 
         Raises InferenceError as `Catalogue.model` and `ModelMetadata.resolve` do; UNSUPPORTED when no worker tells it.

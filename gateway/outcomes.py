@@ -24,6 +24,9 @@ _log = structlog.get_logger(__name__)
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 5.0
 _WRITERS = 16
+# What is being kept at a time: while the store is away it must not become more and more.
+_MAX_KEEPING = 10_000
+_MAX_KEEPING_BYTES = 64 * 1024 * 1024
 
 
 class Outcomes:
@@ -35,6 +38,9 @@ class Outcomes:
         self._metrics = metrics
         self._writers = asyncio.Semaphore(_WRITERS)
         self._keeping: set[asyncio.Task[None]] = set()
+        self._keeping_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
 
     async def of_record(self, record: Record) -> Outcome:
         """The outcome in a reply record, its value fetched where the record only claims it.
@@ -63,13 +69,29 @@ class Outcomes:
         except StoreError as cause:
             raise _unavailable("written", cause) from cause
 
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be kept. What is not is to be left in the replies topic, uncommitted, and read again."""
+        return self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until more may be kept."""
+        await self._room.wait()
+
     def keep_record(self, record: Record, *, on_kept: Callable[[], None] = lambda: None) -> None:
         """Store the outcome of a reply that nobody waits for, in the background; `on_kept` follows, come what may."""
-        self._start(self._keep_record(record), on_kept)
+        self._start(self._keep_record(record), on_kept, len(record.value or b""))
 
     def keep(self, outcome: Outcome) -> None:
-        """Store an outcome that its caller did not take, in the background."""
-        self._start(self._keep(outcome), lambda: None)
+        """Store an outcome that its caller did not take, in the background. Without room it is dropped: nobody was
+        promised it, for that caller had left before there was a job id.
+        """
+        if not self.has_room:
+            _log.warning(
+                "drop_outcome", id=outcome.id, origin=str(outcome.origin), error="too much waits for the store"
+            )
+            return
+        self._start(self._keep(outcome), lambda: None, len(outcome.value))
 
     async def settle(self) -> None:
         """Wait until all that is being kept is stored. Cancel-safe: what is underway goes on."""
@@ -81,12 +103,14 @@ class Outcomes:
         for task in self._keeping:
             task.cancel()
 
-    def _start(self, keeping: Coroutine[None, None, None], on_kept: Callable[[], None]) -> None:
+    def _start(self, keeping: Coroutine[None, None, None], on_kept: Callable[[], None], size_bytes: int) -> None:
         task = asyncio.get_running_loop().create_task(keeping)
         self._keeping.add(task)
+        self._count_kept(size_bytes)
 
         def done(task: asyncio.Task[None]) -> None:
             self._keeping.discard(task)
+            self._count_kept(-size_bytes)
             if task.cancelled():
                 return
             if error := task.exception():
@@ -94,6 +118,13 @@ class Outcomes:
             on_kept()
 
         task.add_done_callback(done)
+
+    def _count_kept(self, size_bytes: int) -> None:
+        self._keeping_bytes += size_bytes
+        if len(self._keeping) >= _MAX_KEEPING or self._keeping_bytes >= _MAX_KEEPING_BYTES:
+            self._room.clear()
+        elif 2 * len(self._keeping) <= _MAX_KEEPING and 2 * self._keeping_bytes <= _MAX_KEEPING_BYTES:
+            self._room.set()  # not before half is done: those who wait come with many at a time
 
     async def _keep_record(self, record: Record) -> None:
         wait_s = _FIRST_RETRY_S

@@ -8,40 +8,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import random
 import secrets
 import signal
 import threading
 import time
 from collections.abc import Coroutine
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import structlog
 
 from gateway.admission import Admission
-from gateway.app import make_app, make_router
 from gateway.audit import CONFIGS as AUDIT_CONFIGS
 from gateway.audit import Audit
 from gateway.backlog import Backlog
 from gateway.broker import Broker, BrokerError, Follower
 from gateway.byte_budget import ByteBudget
 from gateway.catalogue import Catalogue
-from gateway.counted_bodies import CountedBodies
 from gateway.dispatcher import Dispatcher
 from gateway.fleet import Fleet
 from gateway.infer import Infer
 from gateway.job_id import signing_key
 from gateway.jobs import Jobs
-from gateway.management import Management
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.outcomes import Outcomes
 from gateway.queue_watch import QueueWatch, UnknownRates
 from gateway.replies import CONFIGS as REPLY_CONFIGS
-from gateway.replies import GROUP, Replies
+from gateway.replies import Replies
 from gateway.repository import Repository
 from gateway.scaling import Scaling
-from gateway.server import Server
+from gateway.servers import make_servers
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
 from schemas.topics import Topics
@@ -148,12 +147,13 @@ class Service:
         self._metrics.watch_in_flight(lambda: self._dispatcher.in_flight)
         self._replies = Replies(
             broker=self._broker,
-            topic=topics.replies,
-            group=topics.group(GROUP),
+            topics=topics,
             gateway_id=gateway_id,
             outcomes=self._outcomes,
             metrics=self._metrics,
             answer=self._dispatcher.answer,
+            longest_wait_s=settings.wait_s,
+            rng=random.Random(),
         )
         self._build_http(job_key)
 
@@ -174,7 +174,7 @@ class Service:
             max_body_bytes=settings.max_body_bytes,
         )
         self._statistics = Statistics(catalogue=catalogue, fleet=self._fleet)
-        audit = Audit(append=lambda key, value: self._broker.append(topics.audit, key, value))
+        audit = Audit(append=partial(self._broker.append, topics.audit))
         self._repository = Repository(
             broker=self._broker, topics=topics, catalogue=catalogue, fleet=self._fleet, audit=audit
         )
@@ -185,20 +185,15 @@ class Service:
             *jobs.routes(),
             *self._scaling.routes(),
         ]
-        app = make_app(
+        self._servers = make_servers(
+            settings,
             infer=infer,
             routes=routes,
+            management_routes=self._repository.management_routes(),
             metrics=self._metrics,
             access=self._access,
-            open_paths=settings.open_paths,
             budget=budget,
         )
-        limits, listener = settings.connection_limits(), settings.management_listener()
-        self._servers = [Server.of(app, settings.listener(), limits=limits, budget=budget)]
-        if listener is not None:
-            router = CountedBodies(make_router(self._repository.management_routes()), budget=budget)
-            management = Management(router, access=self._access)
-            self._servers.append(Server.of(management, listener, limits=limits, budget=budget))
 
     async def _live(self, group: asyncio.TaskGroup) -> None:
         await self._access.start()
@@ -251,20 +246,18 @@ class Service:
         beside(self._learn_topics(), "topic learner")
         await reading.wait()
         await self._again_and_again(self._replies.commit)
+        await self._again_and_again(self._replies.hold)  # another gateway may have claimed it in the same moment
         await known.wait()
+        self._replies.on_moved = lambda partition: self._dispatcher.open(reply_partition=partition)
         self._dispatcher.open(reply_partition=self._replies.partition)
-        beside(self._replies.commit_regularly(), "position committer")
+        beside(self._replies.hold_regularly(), "partition holder")
         beside(self._replies.adopt_regularly(), "orphan adopter")
         beside(self._scaling.gauge_regularly(), "backlog gauge")
 
     async def _ensure_topics(self) -> int:
         copies = self._settings.replication_factor
-        await self._broker.ensure_topic(
-            self._topics.audit, partitions=1, replication_factor=copies, configs=AUDIT_CONFIGS
-        )
-        await self._broker.ensure_topic(
-            self._topics.control, partitions=1, replication_factor=copies, configs=_CONTROL_CONFIGS
-        )
+        for topic, configs in ((self._topics.audit, AUDIT_CONFIGS), (self._topics.control, _CONTROL_CONFIGS)):
+            await self._broker.ensure_topic(topic, partitions=1, replication_factor=copies, configs=configs)
         return await self._broker.ensure_topic(
             self._topics.replies,
             partitions=self._settings.reply_partitions,
@@ -325,6 +318,7 @@ class Service:
         if not served:
             return
         _log.info("drain", step="2. refuse new requests, wait for answers", in_flight=self._dispatcher.in_flight)
+        self._replies.on_moved = lambda partition: None
         await self._dispatcher.drain(grace_s=left_s() - _JOB_IDS_BEFORE_END_S, hurry=self._hurry)
         _log.info("drain", step="3. give job ids to who still waits", in_flight=self._dispatcher.in_flight)
         await _within(left_s(), self._dispatcher.idle())

@@ -71,8 +71,9 @@ class ModelMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
         if request.outputs:
             known = {spec.name: spec for spec in self.outputs}
             for output in request.outputs:
-                if (spec := known.pop(output.name, None)) is None:
+                if output.name not in known:
                     raise self._unknown("output", output.name, self.outputs)
+                spec = known.pop(output.name)
                 if output.parameters:
                     _check_classification(output, spec)
         return rows or 1

@@ -25,12 +25,12 @@ def classified(
 
     k is what was asked for, or the number of classes where that is less. A class without a label has none.
     """
-    wanted = {output.name: output.parameters.get("classification") for output in request.outputs}
-    if not any(wanted.values()):
+    counts = {output.name: output.parameters.get("classification", 0) for output in request.outputs}
+    if not any(counts.values()):
         return outputs
     return tuple(
-        _classify(tensor, wanted[tensor.name], labels.get(tensor.name, ()), batched=batched)
-        if wanted.get(tensor.name)
+        _classify(tensor, count, labels.get(tensor.name, ()), batched=batched)
+        if (count := counts.get(tensor.name, 0))
         else tensor
         for tensor in outputs
     )

@@ -75,6 +75,11 @@ class GatewayProcess:
         """An HTTP client of it; its waits are long so that what hangs fails by the test's own bound."""
         return httpx.AsyncClient(base_url=self.url, timeout=30)
 
+    def management_client(self) -> httpx.AsyncClient:
+        """Likewise, for the management port; the gateway must have one."""
+        url = f"http://127.0.0.1:{self.logged('listen_management')['port']}"
+        return httpx.AsyncClient(base_url=url, timeout=30)
+
     def terminate(self) -> None:
         """Send SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
