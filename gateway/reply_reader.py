@@ -45,7 +45,8 @@ class ReplyReader:
 
     async def commit(self, metadata: str) -> None:
         """Commit how far this partition is done. Raises BrokerError."""
-        offset = self.orphans[0] if self.orphans else min(self._unstored, default=self._next_offset)
+        left_out = self.orphans[:1] if self.orphans else ()
+        offset = min((*left_out, *self._unstored), default=self._next_offset)
         await self._follower.commit(self.partition, Commit(offset, metadata))
 
     def adopted(self, end: int) -> None:
