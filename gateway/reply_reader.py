@@ -72,7 +72,7 @@ class ReplyReader:
 
     def _keep(self, record: Record) -> None:
         offset = record.offset
-        if self.orphans is not None or not self._outcomes.has_room:
+        if not self._outcomes.has_room:
             # While the store is away it stays in the topic, as what came before our time does, and is read again.
             self.orphans = (self.orphans[0] if self.orphans else offset, offset + 1)
             return

@@ -22,7 +22,7 @@ _KEY_REMEDY = "set TIDEGATE_JOB_KEY to a secret that all gateways share, made by
 
 
 class GatewaySettings(
-    ListenSettings, KafkaAccessSettings, AccessSettings, LimitSettings, ConnectionSettings, BaseSettings
+    ConnectionSettings, LimitSettings, AccessSettings, KafkaAccessSettings, ListenSettings, BaseSettings
 ):
     """The gateway of tidegate: HTTP in, Kafka records out, answers back.
 

@@ -15,9 +15,10 @@ import pytest
 import pytest_asyncio
 import uvloop
 from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from gateway.byte_budget import ByteBudget
-from gateway.connection import ConnectionLimits
+from gateway.connection import Connection, ConnectionConfig, ConnectionLimits
 from gateway.server import Listener, Server
 
 LIMITS = ConnectionLimits(
@@ -297,3 +298,39 @@ async def test_a_refused_body_that_goes_on_and_on_ends(clients: Any) -> None:
                 client.send(b"400\r\n" + b"x" * 1024 + b"\r\n")  # fast enough for a body
                 await client.writer.drain()
                 await asyncio.sleep(0.02)
+
+
+class Unread:
+    """A transport whose client takes nothing: a little is left, less than what makes it say so."""
+
+    def __init__(self) -> None:
+        self.aborted = asyncio.Event()
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self.aborted.is_set() else 1000
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+async def test_a_connection_that_is_closed_does_not_wait_for_ever_for_a_client_to_read() -> None:
+    config = ConnectionConfig(Service().app, interface="asgi3", log_config=None, lifespan="off")
+    config.limits, config.budget = LIMITS, ByteBudget(1 << 40)
+    config.load()
+    connection, transport = Connection(config, ServerState(), {}), Unread()
+    connection.connection_made(transport)  # type: ignore[arg-type]  # a transport in all that is used
+    connection.timeout_keep_alive_handler()
+    assert config.budget.used_bytes == 1000
+    async with asyncio.timeout(5):
+        await transport.aborted.wait()
+    connection.connection_lost(None)
+    assert config.budget.used_bytes == 0
