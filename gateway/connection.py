@@ -70,6 +70,8 @@ class Connection(HttpToolsProtocol):
         self._chunk_bytes = 0
         self._body_bytes = 0
         self._body_since_s = 0.0
+        self._has_body = False  # what has just come holds some of a body
+        self._beside_bytes = 0  # what came since without any: trailers, whose parts the parser gathers
         self._unread_bytes = 0  # of an answer that the client has yet to read
         self._refusal: InferenceError | None = None
         self._head_timer: asyncio.TimerHandle | None = None
@@ -128,6 +130,11 @@ class Connection(HttpToolsProtocol):
                 raise self._refuse_head(f"{size_bytes} bytes of headers", f"{self._limits.max_header_bytes} bytes")
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Some of a body."""
+        self._has_body = True
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """A request is complete."""
         if self._body_timer is not None:
@@ -166,9 +173,13 @@ class Connection(HttpToolsProtocol):
 
     def _wait_for_body(self) -> None:
         if self._body_timer is None:
-            self._body_bytes, self._body_since_s = 0, self.loop.time()
+            self._body_bytes, self._body_since_s, self._beside_bytes = 0, self.loop.time(), 0
             self._body_timer = self.loop.call_later(self._limits.body_timeout_s, self._on_body_timeout)
         self._body_bytes += self._chunk_bytes
+        self._beside_bytes = 0 if self._has_body else self._beside_bytes + self._chunk_bytes
+        self._has_body = False
+        if self._beside_bytes > self._limits.max_header_bytes:
+            self._end(self._refuse_head(f"{self._beside_bytes} bytes beside its body", "fewer"))
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None

@@ -300,6 +300,16 @@ async def test_a_refused_body_that_goes_on_and_on_ends(clients: Any) -> None:
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize(
+    "beside", [b"0\r\n" + b"x: y\r\n" * 100_000, b"0\r\nx: " + b"y" * 500_000, b"5;" + b"y" * 500_000]
+)
+async def test_what_comes_beside_a_body_is_bounded_as_heads_are(beside: bytes, clients: Any) -> None:
+    client = await clients()
+    client.send(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+    client.send(beside)
+    assert (await client.problem())[0] in (400, 431)
+
+
 class Unread:
     """A transport whose client takes nothing: a little is left, less than what makes it say so."""
 

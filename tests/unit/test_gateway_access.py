@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from gateway.access import Access
 from gateway.api_keys import ApiKeys, KeyEntry, make_key
-from gateway.caller import ANYONE, OPERATIONS, Caller
+from gateway.caller import ANYONE, Caller
 from gateway.key_set import KeySet, parse_keys
 from gateway.web_tokens import TokenRules
 from schemas.errors import ErrorCode, InferenceError
@@ -327,23 +327,6 @@ def test_a_key_set_leaves_out_what_verifies_nothing() -> None:
     for text in (b"", b"[]", b"{}", b'{"keys": 5}', b'{"keys": []}', json.dumps({"keys": [secret]}).encode()):
         with pytest.raises(InferenceError, match="key set"):
             parse_keys(text)
-
-
-names = st.text("abcxyz0-_.", min_size=1, max_size=6)
-
-
-@given(st.sampled_from(OPERATIONS), st.sampled_from(OPERATIONS), names, names)
-def test_a_scope_covers_its_operation_and_its_models_only(has: str, wants: str, model: str, other: str) -> None:
-    exact = Caller(scopes=(f"{has}:{model}",))
-    assert exact.may(wants, other) == (has == wants and model == other)
-    assert exact.may_some(wants) == (has == wants)
-    assert not exact.may(wants) or model == "*"  # one model is not the whole installation
-    pattern = Caller(scopes=(f"{has}:{model}*",))
-    assert pattern.may(wants, model + other) == (has == wants)
-    everything = Caller(scopes=("*:*",))
-    assert everything.may(wants, other)
-    assert everything.may(wants)
-    assert not Caller(scopes=()).may_some(wants)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
