@@ -37,24 +37,23 @@ class Watch:
         A job of which the gateway knows nothing any more counts as ended: to wait for it would be for ever.
         """
         while self._pending:
+            left_s = self._operations.left_s(self._until_s)
+            if self._unasked <= 0 and len(self._pending) > 1:  # all have been asked about: from the beginning
+                yield Pause(min(self._pace_s, left_s))
+                self._pace_s = min(2 * self._pace_s, _LAST_PACE_S)
+                self._unasked = len(self._pending)
             ended = yield from self._ask()
             if ended:
                 self._pace_s = _FIRST_PACE_S
                 return ended
-            left_s = self._operations.left_s(self._until_s)
             if left_s <= 0:
                 return []
-            if self._unasked <= 0:  # all have been asked about: a pause, then from the beginning
-                self._unasked = len(self._pending)
-                if len(self._pending) > 1:
-                    yield Pause(min(self._pace_s, left_s))
-                    self._pace_s = min(2 * self._pace_s, _LAST_PACE_S)
         return []
 
     def _ask(self) -> Operation[list[str]]:
         if len(self._pending) == 1:
             return (yield from self._wait_for_last())
-        asked = [self._pending.popleft() for _ in range(min(_AT_A_TIME, len(self._pending)))]
+        asked = [self._pending.popleft() for _ in range(min(_AT_A_TIME, self._unasked))]
         self._unasked -= len(asked)
         try:
             told = yield from self._operations.statuses(asked)
@@ -67,7 +66,6 @@ class Watch:
 
     def _wait_for_last(self) -> Operation[list[str]]:
         job_id = self._pending[0]
-        self._unasked = 0
         try:
             yield from self._operations.wait(job_id, min(_TURN_S, self._operations.left_s(self._until_s)))
         except WaitTimeoutError:
