@@ -164,6 +164,10 @@ class Broker:
             lost, self._producer = self._producer, fresh
             await _stop(lost.stop)
 
+    async def append(self, topic: str, key: bytes, value: bytes | None) -> None:
+        """Write a record to a compacted topic, None to remove its key; it is durable then. Raises BrokerError."""
+        await self._producer.send_and_wait(topic, value=value, key=key, partition=0)
+
     async def flush(self) -> None:
         """Wait until everything handed over is acknowledged or failed."""
         for outbox in list(self._outboxes.values()):

@@ -90,6 +90,10 @@ class Catalogue:
             )
         return models
 
+    def models(self) -> list[ModelAnnouncement]:
+        """All models, by name."""
+        return [self._by_name[name] for name in sorted(self._by_name)]
+
     def pools(self) -> frozenset[str]:
         """All pools."""
         return frozenset(model.pool for model in self._by_name.values())

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from gateway.body import ENCODE_ABOVE_BYTES, chosen_encoding, encoded, read_body
 from gateway.call import Call, clocks_of, priority_of
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Accepted, Dispatcher
@@ -22,6 +23,7 @@ from gateway.jobs import job_path, queued_document
 from gateway.metrics import Metrics
 from gateway.outcomes import Outcomes
 from gateway.problem import RawHeaders, problem_response
+from gateway.raw_body import raw_request
 from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.outcome import Outcome
 from schemas.request import InferenceRequest
@@ -110,6 +112,11 @@ class Infer:
             _log.exception("infer_failed", request_id=request_id)
             hidden = InferenceError(ErrorCode.INTERNAL, f"an unexpected {type(error).__name__}; the log says more")
             status, headers, body = problem_response(hidden, request_id=request_id)
+        if len(body) >= ENCODE_ABOVE_BYTES and (accepted := sent.get(b"accept-encoding")) is not None:
+            if encoding := chosen_encoding(accepted, is_json=_OCTETS not in headers):
+                body = await encoded(body, encoding)
+                headers.append((b"content-encoding", encoding))
+            headers.append((b"vary", b"accept-encoding"))
         headers.append((b"content-length", b"%d" % len(body)))
         headers.append((b"x-request-id", request_id.encode()))
         headers.append((b"traceparent", traceparent))
@@ -126,8 +133,9 @@ class Infer:
         preferences = _NO_PREFERENCES
         if b"prefer" in sent:
             preferences = parse_preferences(value for key, value in scope["headers"] if key == b"prefer")
-        body = await self._read_body(receive, sent)
-        request = decode_request(body, _header_length(sent))
+        body = await read_body(receive, sent, self._max_body_bytes)
+        header_length = _header_length(sent)
+        request = raw_request(body, model.metadata) if header_length == 0 else decode_request(body, header_length)
         model.metadata.check(request)
         call = self._call(request, preferences, request_id, traceparent, version)
         asked_s = time.monotonic()
@@ -139,36 +147,6 @@ class Infer:
         if error := answer.error():
             raise error
         return _succeeded(answer, request, preferences)
-
-    async def _read_body(self, receive: Receive, sent: dict[bytes, bytes]) -> bytes:
-        length = sent.get(b"content-length", b"0")
-        if int(length) > self._max_body_bytes:  # the HTTP server lets digits only pass
-            raise self._too_large(int(length))
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False) and message["type"] == "http.request":
-            if len(body) > self._max_body_bytes:
-                raise self._too_large(len(body))
-            return body
-        parts, size_bytes = [body], len(body)
-        while message.get("more_body", False):
-            if size_bytes > self._max_body_bytes:
-                raise self._too_large(size_bytes)
-            message = await receive()
-            parts.append(message.get("body", b""))
-            size_bytes += len(parts[-1])
-        if message["type"] == "http.disconnect":
-            raise InferenceError(ErrorCode.CANCELLED, "the caller left before the body was complete")
-        return b"".join(parts)
-
-    def _too_large(self, size_bytes: int) -> InferenceError:
-        return InferenceError(
-            ErrorCode.PAYLOAD_TOO_LARGE,
-            f"the body has {size_bytes} bytes or more, this gateway takes {self._max_body_bytes}",
-            field="content-length",
-            value=size_bytes,
-            remedy="send less per request, raw tensors rather than JSON, or raise TIDEGATE_MAX_BODY_BYTES",
-        )
 
     def _call(
         self, request: InferenceRequest, preferences: Preferences, request_id: str, traceparent: str, version: str

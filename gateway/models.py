@@ -15,9 +15,20 @@ from gateway.catalogue import Catalogue
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, TensorSpec
 
+# Of the protocol, what works in HTTP and gRPC alike.
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
+
 
 class Models:
-    """GET routes below /v2: server metadata, health, model metadata, model readiness."""
+    """GET routes below /v2: server metadata, health, model metadata, configuration, readiness."""
 
     def __init__(self, *, catalogue: Catalogue, is_ready: Callable[[], bool]) -> None:
         self._catalogue = catalogue
@@ -32,21 +43,44 @@ class Models:
             Route("/v2/health/ready", self._get_ready, methods=["GET"]),
             Route(model, self._get_model, methods=["GET"]),
             Route(versioned, self._get_model, methods=["GET"]),
+            Route(f"{model}/config", self._get_config, methods=["GET"]),
+            Route(f"{versioned}/config", self._get_config, methods=["GET"]),
             Route(f"{model}/ready", self._get_model_ready, methods=["GET"]),
             Route(f"{versioned}/ready", self._get_model_ready, methods=["GET"]),
         ]
 
     async def _get_ready(self, request: Request) -> Response:
         ready = self._is_ready()
-        return _json({"ready": ready}, status=200 if ready else 503)
+        return json_response({"ready": ready}, status=200 if ready else 503)
 
     async def _get_model(self, request: Request) -> Response:
-        return _json(_document(self._find(request)))
+        return json_response(metadata_document(self._find(request)))
+
+    def config(self, name: str, version: str = "") -> dict[str, Any]:
+        """A model's configuration as it is served, JSON in the field names of Triton's schema.
+
+        Raises InferenceError as `Catalogue.model` and `ModelMetadata.resolve` do; UNSUPPORTED when no worker tells it.
+        """
+        model = self._catalogue.model(name)
+        model.metadata.resolve(version)
+        if model.config is None:
+            raise InferenceError(
+                ErrorCode.UNSUPPORTED,
+                f"the workers of model {name!r} do not tell its configuration",
+                field="model",
+                value=name,
+                remedy="update the workers of its pool",
+            )
+        return model.config
+
+    async def _get_config(self, request: Request) -> Response:
+        config = self.config(request.path_params["model"], request.path_params.get("version", ""))
+        return json_response(config)
 
     async def _get_model_ready(self, request: Request) -> Response:
         if not self._is_ready():
             raise InferenceError(ErrorCode.UNAVAILABLE, "this gateway takes no requests now", remedy="try again")
-        return _json({"name": self._find(request).name, "ready": True})
+        return json_response({"name": self._find(request).name, "ready": True})
 
     def _find(self, request: Request) -> ModelMetadata:
         metadata = self._catalogue.model(request.path_params["model"]).metadata
@@ -54,19 +88,25 @@ class Models:
         return metadata
 
 
-async def _get_server(request: Request) -> Response:
+def server_version() -> str:
+    """The version of tidegate."""
     try:
-        ours = version("tidegate")
+        return version("tidegate")
     except PackageNotFoundError:  # run from a source tree
-        ours = "0"
-    return _json({"name": "tidegate", "version": ours, "extensions": ["binary_tensor_data"]})
+        return "0"
+
+
+async def _get_server(request: Request) -> Response:
+    return json_response({"name": "tidegate", "version": server_version(), "extensions": EXTENSIONS})
 
 
 async def _get_live(request: Request) -> Response:
-    return _json({"live": True})
+    return json_response({"live": True})
 
 
-def _document(metadata: ModelMetadata) -> dict[str, Any]:
+def metadata_document(metadata: ModelMetadata) -> dict[str, Any]:
+    """A model's metadata as the protocol has it; the batch dimension is -1."""
+
     def tensors(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
         batch = [-1] if metadata.max_batch_size else []
         return [{"name": spec.name, "datatype": spec.datatype, "shape": [*batch, *spec.shape]} for spec in specs]
@@ -80,5 +120,6 @@ def _document(metadata: ModelMetadata) -> dict[str, Any]:
     }
 
 
-def _json(document: dict[str, Any], *, status: int = 200) -> Response:
+def json_response(document: Any, *, status: int = 200) -> Response:
+    """An answer in JSON."""
     return Response(msgspec.json.encode(document), status, media_type="application/json")

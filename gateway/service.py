@@ -32,9 +32,11 @@ from gateway.models import Models
 from gateway.outcomes import Outcomes
 from gateway.replies import CONFIGS as REPLY_CONFIGS
 from gateway.replies import GROUP, Replies
+from gateway.repository import Repository
 from gateway.scaling import Scaling
 from gateway.server import Server
 from gateway.settings import GatewaySettings
+from gateway.statistics import Statistics
 from schemas.topics import Topics
 from store import StoreError, open_store
 from store.directory import DirectoryStore
@@ -157,7 +159,16 @@ class Service:
             wait_s=settings.wait_s,
             max_body_bytes=settings.max_body_bytes,
         )
-        routes = [*models.routes(), *jobs.routes(), *self._scaling.routes()]
+        self._statistics = Statistics(catalogue=catalogue, fleet=self._fleet)
+        self._repository = Repository(broker=self._broker, topics=topics, catalogue=catalogue, fleet=self._fleet)
+        routes = [
+            *self._statistics.routes(),
+            *models.routes(),
+            *self._repository.routes(),
+            *self._repository.management_routes(),
+            *jobs.routes(),
+            *self._scaling.routes(),
+        ]
         app = make_app(infer=infer, routes=routes, metrics=self._metrics)
         self._server = Server.of(app, host=settings.host, port=settings.port)
 

@@ -6,6 +6,8 @@ announce; the gateway follows. Knows no Kafka client.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from schemas.errors import ErrorCode, InferenceError
@@ -31,7 +33,7 @@ class ModelAnnouncement(msgspec.Struct, frozen=True, omit_defaults=True):
     topic: str
     epoch: int
     partitions: int
-    config: msgspec.Raw | None = None
+    config: dict[str, Any] | None = None
     labels: dict[str, tuple[str, ...]] = {}
 
 

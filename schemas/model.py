@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from schemas.errors import ErrorCode, InferenceError, invalid
-from schemas.request import InferenceRequest
+from schemas.request import InferenceRequest, RequestedOutput
 from schemas.tensor import Tensor
 
 
@@ -69,10 +69,13 @@ class ModelMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
         else:
             rows = self._check_by_name(inputs)
         if request.outputs:
-            known = {spec.name for spec in self.outputs}
+            known = {spec.name: spec for spec in self.outputs}
             for output in request.outputs:
                 if output.name not in known:
                     raise self._unknown("output", output.name, self.outputs)
+                spec = known.pop(output.name)
+                if output.parameters:
+                    _check_classification(output, spec)
         return rows or 1
 
     @property
@@ -135,6 +138,20 @@ class ModelMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
             field=f"{kind}s",
             value=name,
             remedy=f"its {kind}s are {', '.join(spec.name for spec in specs)}",
+        )
+
+
+def _check_classification(output: RequestedOutput, spec: TensorSpec) -> None:
+    count = output.parameters.get("classification", 0)
+    field = f"outputs.{output.name}.parameters.classification"
+    if type(count) is not int or not 0 <= count < 1 << 31:
+        raise invalid("it is no number of classes", field=field, value=count, remedy="send a whole number of classes")
+    if count and spec.datatype == "BYTES":
+        raise invalid(
+            f"output {output.name!r} is BYTES, which have no highest value",
+            field=field,
+            value=count,
+            remedy="ask for classes of a numeric output",
         )
 
 

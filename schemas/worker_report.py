@@ -6,7 +6,10 @@ that a reader that misses one report loses nothing. Knows no Kafka client.
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import msgspec
+from msgspec import structs
 
 from schemas.tensor import Buffer
 
@@ -22,6 +25,9 @@ class Duration(msgspec.Struct, frozen=True, omit_defaults=True):
     count: int = 0
     total_us: int = 0
 
+    def __add__(self, other: Duration) -> Duration:
+        return Duration(self.count + other.count, self.total_us + other.total_us)
+
 
 class BatchStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Batches of `rows` rows that were run, and how long each part of them took in all, in microseconds."""
@@ -31,6 +37,15 @@ class BatchStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     assemble_us: int = 0
     infer_us: int = 0
     answer_us: int = 0
+
+    def __add__(self, other: BatchStatistics) -> BatchStatistics:
+        return BatchStatistics(
+            self.rows,
+            self.count + other.count,
+            self.assemble_us + other.assemble_us,
+            self.infer_us + other.infer_us,
+            self.answer_us + other.answer_us,
+        )
 
 
 class ModelStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,6 +73,28 @@ class ModelStatistics(msgspec.Struct, frozen=True, omit_defaults=True):
     last_inference_ms: int = 0
     batch_sizes: tuple[BatchStatistics, ...] = ()
     latency_counts: tuple[int, ...] = ()
+
+    def __add__(self, other: ModelStatistics) -> ModelStatistics:
+        """What both have done together. State, reason and memory stay those of the first: they are one worker's own."""
+        sizes = {batch.rows: batch for batch in self.batch_sizes}
+        for batch in other.batch_sizes:
+            sizes[batch.rows] = sizes[batch.rows] + batch if batch.rows in sizes else batch
+        return structs.replace(
+            self,
+            success=self.success + other.success,
+            fail=self.fail + other.fail,
+            queue=self.queue + other.queue,
+            assemble=self.assemble + other.assemble,
+            infer=self.infer + other.infer,
+            answer=self.answer + other.answer,
+            rows=self.rows + other.rows,
+            batches=self.batches + other.batches,
+            last_inference_ms=max(self.last_inference_ms, other.last_inference_ms),
+            batch_sizes=tuple(sizes[rows] for rows in sorted(sizes)),
+            latency_counts=tuple(
+                mine + theirs for mine, theirs in zip_longest(self.latency_counts, other.latency_counts, fillvalue=0)
+            ),
+        )
 
 
 class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -179,7 +179,7 @@ def test_the_table_of_errors_is_whole() -> None:
         assert ErrorCode.from_wire(code.wire) is code
         assert 400 <= code.http_status < 600
         assert code.grpc_status.isupper()
-    assert {code.http_status for code in ErrorCode if code.retryable} == {429, 503}
+    assert {code.http_status for code in ErrorCode if code.retryable} == {408, 429, 503}
     assert ErrorCode.from_wire("of a later version") is ErrorCode.INTERNAL
 
 
