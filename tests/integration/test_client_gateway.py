@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
+import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -13,7 +14,7 @@ from schemas.errors import ErrorCode, InferenceError
 from schemas.outcome import encode_stored, outcome_key
 from store import open_store
 from tests.integration.echo_worker import EPOCH, EchoWorker
-from tests.integration.gateway_calls import ROW
+from tests.integration.gateway_calls import ROW, records_in
 from tests.integration.gateway_process import GatewayProcess
 from tidegate import AsyncClient, Client, InvalidRequestError, JobState, ModelFailedError, NotFoundError, Tensor
 
@@ -50,17 +51,26 @@ async def test_json_from_a_thread(waiting: Client, worker: EchoWorker) -> None:
 
 
 async def test_a_wait_that_is_spent_goes_on_as_a_job_and_nothing_runs_twice(
-    client: AsyncClient, worker: EchoWorker
+    gateway: GatewayProcess, worker: EchoWorker
 ) -> None:
-    asked = asyncio.create_task(client.infer(worker.model, {"x": [ROW]}, timeout_s=20.0))
-    taken = await worker.take()
-    await worker.reply(taken)
-    assert (await asked)["x"].tolist() == [ROW]
-    handed_over = asyncio.create_task(client.infer(worker.model, {"x": [ROW]}, timeout_s=1.9))
-    taken = await worker.take()
-    await asyncio.sleep(1.1)  # the gateway's wait is 1 s, as the client asks for whole seconds
-    await worker.reply(taken)
-    assert (await handed_over)["x"].tolist() == [ROW]
+    handed_over = asyncio.Event()
+
+    async def note(response: httpx.Response) -> None:
+        if response.status_code == 202:
+            handed_over.set()
+
+    async with httpx.AsyncClient(event_hooks={"response": [note]}) as http:
+        client = AsyncClient(gateway.url, http=http)
+        asked = asyncio.create_task(client.infer(worker.model, {"x": [ROW]}, timeout_s=20.0))
+        await worker.reply(await worker.take())
+        await asked
+        assert not handed_over.is_set()
+        asked = asyncio.create_task(client.infer(worker.model, {"x": [ROW]}, timeout_s=1.9))
+        taken = await worker.take()
+        await handed_over.wait()  # the gateway's wait is 1 s, as the client asks for whole seconds
+        await worker.reply(taken)
+        assert (await asked)["x"].tolist() == [ROW]
+    assert await records_in(worker) == 2
 
 
 async def test_jobs_come_as_they_end(client: AsyncClient, worker: EchoWorker, gateway: GatewayProcess) -> None:
