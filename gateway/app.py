@@ -11,8 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.error_pages import error_routes
 from gateway.infer import PATH_HEAD, PATH_TAIL, Infer
 from gateway.metrics import Metrics
+from gateway.openapi import documentation_routes
 from gateway.problem import RawHeaders, problem_response, routing_problem
 from schemas.errors import ErrorCode, InferenceError
 
@@ -30,12 +32,14 @@ def make_app(*, infer: Infer, routes: list[Route], metrics: Metrics) -> ASGIApp:
 
     # Here so that other methods on these paths are answered 405.
     infer_paths = [f"{PATH_HEAD}{{model}}{PATH_TAIL}", f"{PATH_HEAD}{{model}}/versions/{{version}}{PATH_TAIL}"]
+    told = [
+        *routes,
+        *(Route(path, post_infer, methods=["POST"]) for path in infer_paths),
+        Route("/metrics", get_metrics, methods=["GET"]),
+        *error_routes(),
+    ]
     router = Starlette(
-        routes=[
-            *routes,
-            *(Route(path, post_infer, methods=["POST"]) for path in infer_paths),
-            Route("/metrics", get_metrics, methods=["GET"]),
-        ],
+        routes=[*told, *documentation_routes(told)],
         exception_handlers={InferenceError: _on_error, HTTPException: _on_routing_error, Exception: _on_crash},
     )
 

@@ -42,11 +42,18 @@ class Problem(msgspec.Struct, frozen=True):
 _encode = msgspec.json.Encoder().encode
 
 
+def error_type(code: str) -> str:
+    """What identifies a kind of error, and leads to its page (gateway/error_pages.py): relative to the gateway, for
+    that does not know under which name callers reach it. Machines had better look at `code`.
+    """
+    return f"/errors/{code}"
+
+
 def problem_of(error: InferenceError, *, request_id: str = "") -> Problem:
     """The document of an error; fields that say nothing are left out."""
     code = error.code
     return Problem(
-        f"urn:tidegate:error:{code.wire}",
+        error_type(code.wire),
         code.wire.replace("_", " "),
         code.http_status,
         error.message,
@@ -73,4 +80,4 @@ def routing_problem(status: int) -> tuple[RawHeaders, bytes]:
     """(headers, body) for what never reached a route: an unknown path, a wrong method."""
     phrase = HTTPStatus(status).phrase
     code = phrase.lower().replace(" ", "_")
-    return [_CONTENT_TYPE], _encode(Problem(f"urn:tidegate:error:{code}", phrase, status, phrase, code, False, phrase))
+    return [_CONTENT_TYPE], _encode(Problem(error_type(code), phrase, status, phrase, code, False, phrase))

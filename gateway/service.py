@@ -37,6 +37,8 @@ from gateway.scaling import Scaling
 from gateway.server import Server
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
+from gateway.status import Status
+from gateway.status_page import status_routes
 from schemas.topics import Topics
 from store import StoreError, open_store
 from store.directory import DirectoryStore
@@ -161,6 +163,13 @@ class Service:
         )
         self._statistics = Statistics(catalogue=catalogue, fleet=self._fleet)
         self._repository = Repository(broker=self._broker, topics=topics, catalogue=catalogue, fleet=self._fleet)
+        status = Status(
+            catalogue=catalogue,
+            fleet=self._fleet,
+            backlog=backlog,
+            state=lambda: self._state.value,
+            in_flight=lambda: self._dispatcher.in_flight,
+        )
         routes = [
             *self._statistics.routes(),
             *models.routes(),
@@ -168,6 +177,7 @@ class Service:
             *self._repository.management_routes(),
             *jobs.routes(),
             *self._scaling.routes(),
+            *status_routes(status),
         ]
         app = make_app(infer=infer, routes=routes, metrics=self._metrics)
         self._server = Server.of(app, host=settings.host, port=settings.port)

@@ -117,7 +117,7 @@ def test_a_problem_names_field_value_and_remedy() -> None:
     document = json.loads(body)
     assert status == document["status"] == 400
     assert dict(headers)[b"content-type"] == b"application/problem+json"
-    assert document["type"] == "urn:tidegate:error:invalid_request"
+    assert document["type"] == "/errors/invalid_request"
     assert (document["field"], document["value"], document["remedy"]) == ("inputs.x.shape", "[1]", "send [4]")
     assert document["error"] == document["detail"] == "input 'x' is wrong"
     assert document["request_id"] == "r1"

@@ -1,0 +1,262 @@
+"""Status: the whole installation at a glance, as its backlog and its workers' reports tell: pools, models, workers.
+
+The document behind the status page. Knows no page and no Kafka client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from gateway.backlog import Backlog, PoolBacklog
+from gateway.caller import Caller
+from gateway.catalogue import Catalogue
+from gateway.fleet import Fleet
+from gateway.models import server_version
+from schemas.control import ModelAnnouncement
+from schemas.errors import InferenceError
+from schemas.record import rfc3339
+from schemas.worker_report import LATENCY_BOUNDS_MS, ModelStatistics, WorkerReport
+
+_STATES_IN_MEMORY = ("ready",)
+
+
+class BatchSize(msgspec.Struct, frozen=True):
+    """How many batches of `rows` rows were run, and how long one takes in the model, on the mean."""
+
+    rows: int
+    count: int
+    infer_ms: float
+
+
+class ServedVersion(msgspec.Struct, frozen=True):
+    """A model's version. `states`: how many workers have it in each state. `reason`: why it does not load."""
+
+    version: str
+    states: dict[str, int]
+    memory_bytes: int
+    reason: str = ""
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """A model: what waits, what was done, since each worker's start.
+
+    `backlog` counts requests; `backlog_s` is how long they take at the workers' pace; null is not known, never zero.
+    `latency_counts` are the answered requests by `latency_bounds_ms` of the document, the last of those above all.
+    """
+
+    name: str
+    pool: str
+    versions: tuple[ServedVersion, ...]
+    backlog: int | None
+    backlog_s: float | None
+    succeeded: int
+    failed: int
+    rows: int
+    batches: int
+    last_inference_at: str | None
+    batch_sizes: tuple[BatchSize, ...]
+    latency_counts: tuple[int, ...]
+
+
+class ServedPool(msgspec.Struct, frozen=True):
+    """A pool: what waits for it and who works. `reason`: why its backlog cannot be read."""
+
+    name: str
+    models: int
+    workers: int
+    backlog: int | None
+    backlog_s: float | None
+    reason: str = ""
+
+
+class RunningWorker(msgspec.Struct, frozen=True):
+    """A worker that has told of itself within the last half minute. `in_memory`: models that are loaded."""
+
+    id: str
+    pool: str
+    host: str
+    state: str
+    started_at: str
+    told_at: str
+    version: str
+    devices: tuple[str, ...]
+    in_memory: int
+    memory_bytes: int
+
+
+class StatusDocument(msgspec.Struct, frozen=True):
+    """The installation, as far as the caller may read about it."""
+
+    at: str
+    version: str
+    state: str
+    in_flight: int
+    latency_bounds_ms: tuple[float, ...]
+    pools: tuple[ServedPool, ...]
+    models: tuple[ServedModel, ...]
+    workers: tuple[RunningWorker, ...]
+
+
+def work_rate(model: str, workers: Mapping[str, WorkerReport]) -> float | None:
+    """Requests per second of these workers together, as if they did nothing else, by the time that batches took them.
+
+    None where nothing has been run.
+    """
+    total = 0.0
+    for report in workers.values():
+        done = [each for each in report.models if each.name == model]
+        busy_us = sum(
+            batch.assemble_us + batch.infer_us + batch.answer_us for each in done for batch in each.batch_sizes
+        )
+        answered = sum(each.success.count for each in done)
+        if busy_us and answered:
+            total += answered / (busy_us / 1e6)
+    return total or None
+
+
+class Status:
+    """Makes the document."""
+
+    def __init__(
+        self,
+        *,
+        catalogue: Catalogue,
+        fleet: Fleet,
+        backlog: Backlog,
+        state: Callable[[], str],
+        in_flight: Callable[[], int],
+        rate: Callable[[str, Mapping[str, WorkerReport]], float | None] = work_rate,
+    ) -> None:
+        """`rate(model, workers of its pool)`: requests per second, None where that is not known."""
+        self._catalogue = catalogue
+        self._fleet = fleet
+        self._backlog = backlog
+        self._state = state
+        self._in_flight = in_flight
+        self._rate = rate
+
+    async def read(self, caller: Caller, now_ms: int) -> StatusDocument:
+        """What the caller may see now. Within the 2 s that reading the backlog may take; raises nothing."""
+        seen = [model for model in self._catalogue.models() if caller.may("read", model.metadata.name)]
+        pools = sorted({model.pool for model in seen})
+        living = {
+            worker: report for worker, report in self._fleet.living(now_ms).items() if report.pool in frozenset(pools)
+        }
+        backlogs = dict(zip(pools, await asyncio.gather(*map(self._backlog_of, pools)), strict=True))
+        models = tuple(
+            self._model(model, backlogs[model.pool], _of_pool(living, model.pool))
+            for model in sorted(seen, key=lambda model: model.metadata.name)
+        )
+        names = {model.name for model in models}
+        return StatusDocument(
+            rfc3339(now_ms),
+            server_version(),
+            self._state(),
+            self._in_flight(),
+            LATENCY_BOUNDS_MS,
+            tuple(_pool(pool, backlogs[pool], models, living) for pool in pools),
+            models,
+            tuple(_worker(worker, report, names) for worker, report in sorted(living.items())),
+        )
+
+    async def _backlog_of(self, pool: str) -> PoolBacklog | str:
+        """A pool's backlog, or why it cannot be read."""
+        try:
+            return await self._backlog.of_pool(pool)
+        except InferenceError as error:
+            return error.message
+
+    def _model(
+        self, model: ModelAnnouncement, backlog: PoolBacklog | str, workers: Mapping[str, WorkerReport]
+    ) -> ServedModel:
+        name = model.metadata.name
+        waiting = None
+        if not isinstance(backlog, str):
+            waiting = sum(partition.records for partition in backlog.get(model.topic, ()))
+        done = [each for report in workers.values() for each in report.models if each.name == name]
+        last_ms = max((each.last_inference_ms for each in done), default=0)
+        counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+        for each in done:
+            for index, count in enumerate(each.latency_counts[: len(counts)]):
+                counts[index] += count
+        return ServedModel(
+            name,
+            model.pool,
+            tuple(_version(version, done, len(workers)) for version in model.metadata.versions),
+            waiting,
+            _seconds(waiting, self._rate(name, workers)),
+            sum(each.success.count for each in done),
+            sum(each.fail.count for each in done),
+            sum(each.rows for each in done),
+            sum(each.batches for each in done),
+            rfc3339(last_ms) if last_ms > 0 else None,
+            _batch_sizes(done),
+            tuple(counts),
+        )
+
+
+def _of_pool(workers: Mapping[str, WorkerReport], pool: str) -> dict[str, WorkerReport]:
+    return {worker: report for worker, report in workers.items() if report.pool == pool}
+
+
+def _seconds(waiting: int | None, per_s: float | None) -> float | None:
+    if waiting == 0:
+        return 0.0
+    return None if waiting is None or not per_s else round(waiting / per_s, 2)
+
+
+def _version(version: str, done: Iterable[ModelStatistics], workers: int) -> ServedVersion:
+    told = [each for each in done if each.version == version]
+    states: dict[str, int] = {}
+    for each in told:
+        states[each.state] = states.get(each.state, 0) + 1
+    if workers > len(told):
+        states["unloaded"] = states.get("unloaded", 0) + workers - len(told)
+    reason = next((each.reason for each in told if each.reason), "")
+    return ServedVersion(version, states, sum(each.memory_bytes for each in told), reason)
+
+
+def _batch_sizes(done: Iterable[ModelStatistics]) -> tuple[BatchSize, ...]:
+    counts: dict[int, int] = {}
+    infer_us: dict[int, int] = {}
+    for each in done:
+        for batch in each.batch_sizes:
+            counts[batch.rows] = counts.get(batch.rows, 0) + batch.count
+            infer_us[batch.rows] = infer_us.get(batch.rows, 0) + batch.infer_us
+    return tuple(
+        BatchSize(rows, count, round(infer_us[rows] / 1000 / max(1, count), 3))
+        for rows, count in sorted(counts.items())
+    )
+
+
+def _pool(
+    pool: str, backlog: PoolBacklog | str, models: Iterable[ServedModel], workers: Mapping[str, WorkerReport]
+) -> ServedPool:
+    of_pool = [model for model in models if model.pool == pool]
+    working = len(_of_pool(workers, pool))
+    if isinstance(backlog, str):
+        return ServedPool(pool, len(of_pool), working, None, None, backlog)
+    waiting = sum(model.backlog or 0 for model in of_pool)
+    times = [model.backlog_s for model in of_pool if model.backlog]
+    # The workers' time is one: what waits for one model waits for the others, too.
+    seconds = None if None in times else round(sum(each or 0.0 for each in times), 2)
+    return ServedPool(pool, len(of_pool), working, waiting, seconds)
+
+
+def _worker(worker: str, report: WorkerReport, names: set[str]) -> RunningWorker:
+    loaded = [each for each in report.models if each.state in _STATES_IN_MEMORY and each.name in names]
+    return RunningWorker(
+        worker,
+        report.pool,
+        report.host,
+        report.state,
+        rfc3339(report.started_ms),
+        rfc3339(report.at_ms),
+        report.version,
+        report.devices,
+        len(loaded),
+        sum(each.memory_bytes for each in loaded),
+    )
