@@ -21,6 +21,7 @@ details.operation > summary { padding: .55rem 0; cursor: pointer; overflow-wrap:
 details.operation > summary .soft { margin-left: .6rem; }
 .method { display: inline-block; min-width: 4.2em; font: 700 13px ui-monospace, monospace; color: var(--accent); }
 details details { margin: .3rem 0; } details details summary { cursor: pointer; color: var(--soft); }
+.inside { scroll-margin-top: 3.5rem; } table { table-layout: auto; } td { overflow-wrap: anywhere; }
 h4 { margin: .9rem 0 .2rem; font-size: .95rem; } p { max-width: 60rem; }
 """
 
@@ -73,9 +74,11 @@ def _operations(document: dict[str, Any]) -> Iterator[str]:
         yield f"<h2>{escape(tag['name'])}</h2><p class=soft>{escape(tag['description'])}</p>"
         for method, path, operation in operations:
             yield (
-                f'<details class=operation open id="{escape(operation["operationId"])}"><summary>'
+                "<details class=operation><summary>"
                 f"<span class=method>{method}</span><code>{escape(path)}</code>"
                 f"<span class=soft>{escape(operation['summary'])}</span></summary>"
+                # A link to what is inside a closed part opens it, one to the part itself does not.
+                f'<div class=inside id="{escape(operation["operationId"])}">'
             )
             yield _text(operation["description"])
             yield from _parameters(document, operation)
@@ -83,7 +86,7 @@ def _operations(document: dict[str, Any]) -> Iterator[str]:
                 yield f"<h4>Body{'' if body['required'] else ', optional'}</h4>"
                 yield from _contents_of(body["content"])
             yield from _responses(operation)
-            yield "</details>"
+            yield "</div></details>"
 
 
 def _parameters(document: dict[str, Any], operation: dict[str, Any]) -> Iterator[str]:

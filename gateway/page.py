@@ -27,9 +27,10 @@ pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6p
   overflow-x: auto; margin: .4rem 0; }
 table { border-collapse: collapse; width: 100%; } caption { text-align: left; color: var(--soft); }
 th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; overflow-wrap: anywhere; }
-th { font-weight: 600; color: var(--soft); white-space: nowrap; overflow-wrap: normal; }
-.soft { color: var(--soft); } .number { text-align: right; font-variant-numeric: tabular-nums; }
+  vertical-align: top; }
+th { font-weight: 600; color: var(--soft); white-space: nowrap; }
+.soft { color: var(--soft); } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
+  white-space: nowrap; }
 """
 _HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; "

@@ -205,7 +205,7 @@ def _of_pool(workers: Mapping[str, WorkerReport], pool: str) -> dict[str, Worker
 def _seconds(waiting: int | None, per_s: float | None) -> float | None:
     if waiting == 0:
         return 0.0
-    return None if waiting is None or not per_s else round(waiting / per_s, 2)
+    return None if waiting is None or not per_s else round(waiting / per_s, 3)
 
 
 def _version(version: str, done: Iterable[ModelStatistics], workers: int) -> ServedVersion:
@@ -242,7 +242,7 @@ def _pool(
     waiting = sum(model.backlog or 0 for model in of_pool)
     times = [model.backlog_s for model in of_pool if model.backlog]
     # The workers' time is one: what waits for one model waits for the others, too.
-    seconds = None if None in times else round(sum(each or 0.0 for each in times), 2)
+    seconds = None if None in times else round(sum(each or 0.0 for each in times), 3)
     return ServedPool(pool, len(of_pool), working, waiting, seconds)
 
 

@@ -29,7 +29,8 @@ const number = (value) => (value === null ? "not known" : value.toLocaleString("
 
 function duration(seconds) {
   if (seconds === null) return "not known";
-  if (seconds < 10) return `${seconds.toFixed(seconds < 1 && seconds > 0 ? 2 : 1)} s`;
+  if (seconds > 0 && seconds < 0.05) return "< 0.1 s";
+  if (seconds < 10) return `${seconds ? seconds.toFixed(1) : 0} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} days`;
@@ -67,7 +68,7 @@ function fill(id, caption, headings, rows) {
 }
 
 function bars(title, what, values) {
-  const width = 260, height = 110, base = 88, top = 12;
+  const width = 260, height = 110, base = 88, top = 18;
   const highest = Math.max(1, ...values.map(({ count }) => count));
   const step = width / Math.max(4, values.length);
   const shape = drawing("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });

@@ -24,14 +24,19 @@ header { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; align-items: baselin
 .card { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: .7rem .9rem; margin: 0; }
 .card dt { color: var(--soft); font-size: .85rem; }
 .card dd { margin: 0; font-size: 1.5rem; line-height: 1.3; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; } td .state { display: inline-block; margin: 0 .35rem .1rem 0; white-space: nowrap; }
+.scroll { overflow-x: auto; } #models, #workers { min-width: 56rem; } #pools { min-width: 30rem; }
+tbody th.name { color: var(--ink); min-width: 9rem; max-width: 18rem; white-space: normal;
+  overflow-wrap: anywhere; }
+td:not(.number) { max-width: 18rem; overflow-wrap: break-word; }
+.number + :not(.number) { padding-left: 1rem; }
+td:last-child.number, th:last-child.number { padding-right: 0; } td .state { display: inline-block; margin: 0 .35rem .1rem 0; white-space: nowrap; }
 .state::before { content: ""; display: inline-block; width: .6em; height: .6em; border-radius: 50%;
   margin-right: .35em; background: var(--soft); }
 .state.ready::before, .state.serving::before { background: var(--good); }
 .state.failed::before { background: var(--bad); border-radius: 0; }
 .state.loading::before, .state.fetching::before, .state.starting::before, .state.draining::before
   { background: var(--busy); border-radius: 2px; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); gap: 1rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 34rem), 1fr)); gap: 1rem; }
 .plot { border: 1px solid var(--line); border-radius: 8px; padding: .8rem .9rem .5rem; min-width: 0; }
 .plot h3 { margin: 0 0 .4rem; overflow-wrap: anywhere; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
