@@ -5,16 +5,21 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 
 import structlog
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from gateway.models import server_version
 from gateway.service import Service
 from gateway.settings import GatewaySettings, remedy
+from schemas.tracing import is_wanted, set_up
 
 _log = structlog.get_logger("gateway")
+
+_REPEATING = ("aiokafka", "opentelemetry", "urllib3")
 
 
 class _Unrepeated(logging.Filter):
@@ -58,7 +63,7 @@ def set_up_logs() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for library in ("aiokafka", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    handler.addFilter(lambda record: not record.name.startswith("aiokafka") or unrepeated.filter(record))
+    handler.addFilter(lambda record: not record.name.startswith(_REPEATING) or unrepeated.filter(record))
     unrepeated = _Unrepeated()
 
 
@@ -72,12 +77,25 @@ def main() -> int:
             print(f"gateway: {field}: {fault['msg']}; {remedy(field)}", file=sys.stderr)
         return 2
     set_up_logs()
+    stop_tracing = _trace()
     try:
         uvloop.run(Service(settings).run())
     except Exception:  # the last resort of a process: whatever it was, say it in the log and exit with an error
         _log.exception("gateway_failed")
         return 1
+    finally:
+        stop_tracing()
     return 0
+
+
+def _trace() -> Callable[[], None]:
+    """Begin to send spans, if the environment asks for them; returns what ends it."""
+    if is_wanted():
+        try:
+            return set_up("tidegate-gateway", server_version())
+        except ImportError as error:
+            _log.warning("no_spans", error=repr(error), remedy="install the extra telemetry")
+    return lambda: None
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.edge import Edge
 from gateway.error_pages import error_routes
 from gateway.infer import PATH_HEAD, PATH_TAIL, Infer
 from gateway.metrics import Metrics
@@ -21,7 +22,7 @@ from schemas.errors import ErrorCode, InferenceError
 _log = structlog.get_logger(__name__)
 
 
-def make_app(*, infer: Infer, routes: list[Route], metrics: Metrics) -> ASGIApp:
+def make_app(*, infer: Infer, routes: list[Route], metrics: Metrics, edge: Edge) -> ASGIApp:
     """The application of these parts."""
 
     async def get_metrics(request: Request) -> Response:
@@ -38,39 +39,48 @@ def make_app(*, infer: Infer, routes: list[Route], metrics: Metrics) -> ASGIApp:
         Route("/metrics", get_metrics, methods=["GET"]),
         *error_routes(),
     ]
+    mounted = [*told, *documentation_routes(told)]
     router = Starlette(
-        routes=[*told, *documentation_routes(told)],
+        routes=mounted,
         exception_handlers={InferenceError: _on_error, HTTPException: _on_routing_error, Exception: _on_crash},
     )
+
+    routed = edge.around(router, mounted)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if scope["method"] == "POST" and path.endswith(PATH_TAIL) and path.startswith(PATH_HEAD):
             await infer(scope, receive, send)
         else:
-            await router(scope, receive, send)
+            await routed(scope, receive, send)
 
     return app
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, InferenceError)  # registered for these
-    status, headers, body = problem_response(error)
+    status, headers, body = problem_response(error, request_id=_request_id(request))
     return _response(status, headers, body)
 
 
 async def _on_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # registered for these
-    headers, body = routing_problem(error.status_code)
+    headers, body = routing_problem(error.status_code, request_id=_request_id(request))
     headers.extend((name.encode(), value.encode()) for name, value in (error.headers or {}).items())
     return _response(error.status_code, headers, body)
 
 
 async def _on_crash(request: Request, error: Exception) -> Response:
-    _log.error("route_failed", path=request.url.path, exc_info=error)
+    request_id = _request_id(request)
+    _log.error("route_failed", path=request.url.path, request_id=request_id, exc_info=error)
     hidden = InferenceError(ErrorCode.INTERNAL, f"an unexpected {type(error).__name__}; the log says more")
-    status, headers, body = problem_response(hidden)
+    status, headers, body = problem_response(hidden, request_id=request_id)
     return _response(status, headers, body)
+
+
+def _request_id(request: Request) -> str:
+    found: str = request.scope.get("state", {}).get("request_id", "")
+    return found
 
 
 def _response(status: int, headers: RawHeaders, body: bytes) -> Response:

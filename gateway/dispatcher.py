@@ -19,6 +19,7 @@ from gateway.call import Call
 from gateway.job_id import Job, encode_job_id
 from gateway.outbox import Handed
 from gateway.outcomes import Outcomes
+from gateway.tracing import Tracing
 from schemas.control import ModelAnnouncement
 from schemas.errors import ErrorCode, InferenceError
 from schemas.outcome import Outcome
@@ -97,6 +98,7 @@ class Dispatcher:
         self._job_key = job_key
         self._max_in_flight = max_in_flight
         self._claim_above_bytes = claim_above_bytes
+        self._tracing = Tracing.if_on()
         self._reply_to: ReplyTo | None = None
         self._waiters: dict[bytes, _Waiter] = {}
         self._in_flight = 0
@@ -214,6 +216,15 @@ class Dispatcher:
             claim = f"claims/{call.id}"
             await self._outcomes.put_claim(claim, value)
             value = b""
+        outbox = self._broker.outbox(model.topic)
+        if outbox is None:
+            try:
+                outbox = await self._broker.open_outbox(model.topic)
+            except BrokerError as cause:
+                raise _not_taken(cause) from cause
+        traceparent = call.traceparent
+        if self._tracing is not None:
+            traceparent, on_end = self._tracing.sending(model.topic, traceparent, on_end)
         envelope = Envelope(
             call.id,
             self._source,
@@ -222,7 +233,7 @@ class Dispatcher:
             call.model_version,
             call.priority,
             1,
-            call.traceparent,
+            traceparent,
             claim,
             call.detached,
             call.start_by,
@@ -231,12 +242,6 @@ class Dispatcher:
             call.webhook,
         )
         headers = request_headers(envelope, header_length, now_ms=time.time_ns() // 1_000_000)
-        outbox = self._broker.outbox(model.topic)
-        if outbox is None:
-            try:
-                outbox = await self._broker.open_outbox(model.topic)
-            except BrokerError as cause:
-                raise _not_taken(cause) from cause
         handed = Handed(value, headers, on_end)
         outbox.put(handed)
         return handed

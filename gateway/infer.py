@@ -5,7 +5,6 @@ Must not know Kafka.
 
 from __future__ import annotations
 
-import random
 import re
 import time
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from gateway.body import ENCODE_ABOVE_BYTES, chosen_encoding, encoded, read_body
 from gateway.call import Call, clocks_of, priority_of
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Accepted, Dispatcher
+from gateway.edge import Edge, request_id_of, traceparent_in
 from gateway.jobs import job_path, queued_document
 from gateway.metrics import Metrics
 from gateway.outcomes import Outcomes
@@ -27,6 +27,7 @@ from gateway.raw_body import raw_request
 from schemas.errors import ErrorCode, InferenceError, invalid
 from schemas.outcome import Outcome
 from schemas.request import InferenceRequest
+from schemas.tracing import traceparent_of
 from schemas.v2 import HEADER_LENGTH, decode_request, decode_response, encode_response, wants_binary
 
 _log = structlog.get_logger(__name__)
@@ -34,12 +35,13 @@ _log = structlog.get_logger(__name__)
 PATH_HEAD = "/v2/models/"
 PATH_TAIL = "/infer"
 
+_ROUTE = "/v2/models/{model}/infer"
+_VERSIONED_ROUTE = "/v2/models/{model}/versions/{version}/infer"
 _HEADER_LENGTH = HEADER_LENGTH.encode()
 _JSON = (b"content-type", b"application/json")
 _OCTETS = (b"content-type", b"application/octet-stream")
 _EXPIRED_ANSWER_GRACE_MS = 5_000  # after a deadline, for the worker to say that it has passed
 _PATIENCE_S = 0.5  # nobody leaves before; looking costs 3 us
-_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _WAIT = re.compile(r'wait="?([0-9]{1,9})"?')
 
 Answer = tuple[int, RawHeaders, bytes]
@@ -86,6 +88,7 @@ class Infer:
         dispatcher: Dispatcher,
         outcomes: Outcomes,
         metrics: Metrics,
+        edge: Edge,
         wait_s: float,
         max_body_bytes: int,
     ) -> None:
@@ -95,17 +98,21 @@ class Infer:
         self._wait_ms = int(wait_s * 1000)
         self._max_body_bytes = max_body_bytes
         self._count = metrics.responses.add
+        self._edge = edge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Every failure is a problem document."""
         begun_s = time.perf_counter()
-        request_id = self._dispatcher.next_id()
+        edge, id_ = self._edge, self._dispatcher.next_id()
         sent: dict[bytes, bytes] = dict(scope["headers"])
-        traceparent = sent.get(b"traceparent", b"")
-        if not _TRACEPARENT.fullmatch(traceparent):
-            traceparent = b"00-%032x-%016x-00" % (random.getrandbits(128) | 1, random.getrandbits(64) | 1)
+        request_id = request_id_of(sent, id_) if b"x-request-id" in sent else id_
+        traceparent = traceparent_in(sent)
+        span = None
+        if edge.tracing is not None:
+            span = edge.tracing.serve(scope, sent, _route(scope), sent.get(b"traceparent", b"").decode("latin-1"))
+            traceparent = traceparent_of(span).encode()
         try:
-            status, headers, body = await self._answer(scope, receive, sent, request_id, traceparent.decode())
+            status, headers, body = await self._answer(scope, receive, sent, id_, traceparent.decode())
         except InferenceError as error:
             status, headers, body = problem_response(error, request_id=request_id)
         except Exception as error:  # the last resort of an edge: tell the caller nothing, the log everything
@@ -123,6 +130,20 @@ class Infer:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         self._count(status, time.perf_counter() - begun_s)
+        if edge.tracing is not None and span is not None:
+            edge.tracing.end(span, status, request_id=request_id, model=_model(scope))
+        if status >= edge.access_log.from_status:
+            edge.log(
+                scope,
+                sent,
+                traceparent=traceparent,
+                begun_s=begun_s,
+                path=_route(scope),
+                model=_model(scope),
+                status=status,
+                bytes_out=len(body),
+                request_id=request_id,
+            )
 
     async def _answer(
         self, scope: Scope, receive: Receive, sent: dict[bytes, bytes], request_id: str, traceparent: str
@@ -142,6 +163,8 @@ class Infer:
         answer = await self._dispatcher.infer(model, request, call)
         if isinstance(answer, Accepted):
             return _accepted(answer, name, preferences)
+        if self._edge.tracing is not None:
+            self._edge.tracing.received("replies", traceparent, answer)
         if time.monotonic() - asked_s > _PATIENCE_S and _has_left(receive):
             self._outcomes.keep(answer)
         if error := answer.error():
@@ -173,6 +196,16 @@ class Infer:
             clocks.execution_ms,
             priority_of(parameters),
         )
+
+
+def _model(scope: Scope) -> str:
+    name: str = scope["path"][len(PATH_HEAD) : -len(PATH_TAIL)]
+    return name.partition("/versions/")[0]
+
+
+def _route(scope: Scope) -> str:
+    """The pattern of the request's path, for logs and spans."""
+    return _VERSIONED_ROUTE if "/versions/" in scope["path"] else _ROUTE
 
 
 def _header_length(sent: dict[bytes, bytes]) -> int | None:

@@ -76,8 +76,9 @@ def problem_response(error: InferenceError, *, request_id: str = "") -> tuple[in
     return error.code.http_status, headers, _encode(problem_of(error, request_id=request_id))
 
 
-def routing_problem(status: int) -> tuple[RawHeaders, bytes]:
+def routing_problem(status: int, *, request_id: str = "") -> tuple[RawHeaders, bytes]:
     """(headers, body) for what never reached a route: an unknown path, a wrong method."""
     phrase = HTTPStatus(status).phrase
     code = phrase.lower().replace(" ", "_")
-    return [_CONTENT_TYPE], _encode(Problem(error_type(code), phrase, status, phrase, code, False, phrase))
+    problem = Problem(error_type(code), phrase, status, phrase, code, False, phrase)
+    return [_CONTENT_TYPE], _encode(msgspec.structs.replace(problem, request_id=request_id or msgspec.UNSET))

@@ -18,11 +18,13 @@ from typing import Any
 
 import structlog
 
+from gateway.access_log import AccessLog
 from gateway.app import make_app
 from gateway.backlog import Backlog
 from gateway.broker import Broker, BrokerError, Follower
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Dispatcher
+from gateway.edge import Edge
 from gateway.fleet import Fleet
 from gateway.infer import Infer
 from gateway.job_id import signing_key
@@ -39,6 +41,7 @@ from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
 from gateway.status import Status
 from gateway.status_page import status_routes
+from gateway.tracing import Tracing
 from schemas.topics import Topics
 from store import StoreError, open_store
 from store.directory import DirectoryStore
@@ -153,11 +156,17 @@ class Service:
         self._scaling = Scaling(backlog=backlog, catalogue=catalogue, topics=topics, metrics=self._metrics)
         models = Models(catalogue=catalogue, is_ready=lambda: self._state is State.SERVING)
         jobs = Jobs(outcomes=outcomes, catalogue=catalogue, backlog=backlog, topics=topics, job_key=job_key)
+        edge = Edge(
+            next_id=self._dispatcher.next_id,
+            access_log=AccessLog(settings.access_log),
+            tracing=Tracing.if_on(),
+        )
         infer = Infer(
             catalogue=catalogue,
             dispatcher=self._dispatcher,
             outcomes=outcomes,
             metrics=self._metrics,
+            edge=edge,
             wait_s=settings.wait_s,
             max_body_bytes=settings.max_body_bytes,
         )
@@ -179,7 +188,7 @@ class Service:
             *self._scaling.routes(),
             *status_routes(status),
         ]
-        app = make_app(infer=infer, routes=routes, metrics=self._metrics)
+        app = make_app(infer=infer, routes=routes, metrics=self._metrics, edge=edge)
         self._server = Server.of(app, host=settings.host, port=settings.port)
 
     async def _live(self, group: asyncio.TaskGroup) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from gateway.settings_telemetry import TelemetrySettings
 from schemas.errors import InferenceError
 from schemas.topics import Topics
 
 _KEY_REMEDY = "set TIDEGATE_JOB_KEY to a secret that all gateways share, made by: openssl rand -hex 32"
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(TelemetrySettings):
     """The gateway of tidegate: HTTP in, Kafka records out, answers back.
 
     Every option is also an environment variable: --kafka-bootstrap is TIDEGATE_KAFKA_BOOTSTRAP. An option wins.

@@ -29,7 +29,8 @@ tbody th.name { color: var(--ink); min-width: 9rem; max-width: 18rem; white-spac
   overflow-wrap: anywhere; }
 td:not(.number) { max-width: 18rem; overflow-wrap: break-word; }
 .number + :not(.number) { padding-left: 1rem; }
-td:last-child.number, th:last-child.number { padding-right: 0; } td .state { display: inline-block; margin: 0 .35rem .1rem 0; white-space: nowrap; }
+td:last-child.number, th:last-child.number { padding-right: 0; }
+td .state { display: inline-block; margin: 0 .35rem .1rem 0; white-space: nowrap; }
 .state::before { content: ""; display: inline-block; width: .6em; height: .6em; border-radius: 50%;
   margin-right: .35em; background: var(--soft); }
 .state.ready::before, .state.serving::before { background: var(--good); }

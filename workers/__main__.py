@@ -20,8 +20,10 @@ class Serve(ServeSettings):
     def cli_cmd(self) -> None:
         """Run until stopped."""
         from workers.serve import serve
+        from workers.telemetry import spans
 
-        serve(self)
+        with spans():
+            serve(self)
 
 
 class Announce(WorkerSettings):

@@ -17,6 +17,7 @@ from workers.batch_run import Batch, Finished
 from workers.bisection import Part
 from workers.metrics import BATCH_ROWS, EXTRA_RUNS, INFER_SECONDS, QUEUE_SECONDS, REFUSED
 from workers.refusal import Refusal
+from workers.telemetry import worker_tracing
 from workers.work import Recorder, Work
 
 _REFUSALS = {
@@ -56,6 +57,7 @@ class Answers:
         self._ref = ref
         self._recorder = recorder
         self._in_order = in_order
+        self._tracing = worker_tracing()
         self._cut: deque[Batch] = deque()
         self._done: dict[int, tuple[Finished, Sequence[Part]]] = {}
         labels = (ref.name, ref.version)
@@ -111,6 +113,8 @@ class Answers:
             self._answer_all(*done)
 
     def _answer_all(self, finished: Finished, parts: Sequence[Part]) -> None:
+        if self._tracing is not None:
+            self._tracing.ran(self._ref, finished, parts)
         for part in parts:
             self._answer(finished, part)
 

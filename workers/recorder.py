@@ -37,6 +37,7 @@ from workers.dead_letter import dead_letter_headers
 from workers.delivery import Delivery, Intake
 from workers.metrics import OUTCOMES
 from workers.publisher import Publication, Publisher
+from workers.telemetry import worker_tracing
 from workers.topics import RequestTopic
 from workers.work import Work
 
@@ -136,6 +137,8 @@ class OutcomeRecorder:
                 error=error.message,
             )
         _outcomes(delivery.partition.topic, outcome.state.value).inc()
+        if (tracing := worker_tracing()) is not None:
+            tracing.failed(delivery, envelope, error, stage=stage)
         self._record(delivery, envelope, outcome, dead)
 
     async def flush(self) -> None:
