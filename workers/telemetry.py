@@ -124,7 +124,7 @@ class WorkerTracing:
         )
 
     def _begin_run(self, ref: ModelRef, finished: Finished, clock_ns: int, parent: Context) -> Span:
-        attributes = {
+        attributes: dict[str, Any] = {
             "tidegate.model": ref.name,
             "tidegate.model.version": ref.version,
             "tidegate.batch.rows": finished.batch.total_rows,

@@ -14,10 +14,12 @@ from pydantic_settings import BaseSettings
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from gateway.access_log import AccessLog
 from gateway.app import make_app
 from gateway.backlog import Backlog
 from gateway.broker import Broker
 from gateway.catalogue import Catalogue
+from gateway.edge import Edge
 from gateway.infer import Infer
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -62,7 +64,8 @@ def _gateway(catalogue: Catalogue) -> ASGIApp:
     scaling = Scaling(backlog=backlog, catalogue=catalogue, topics=topics, metrics=metrics)
     routes: list[Route] = [*Models(catalogue=catalogue, is_ready=lambda: False).routes(), *scaling.routes()]
     infer = Infer.__new__(Infer)  # of no part here: no inference is asked for
-    return make_app(infer=infer, routes=routes, metrics=metrics)
+    edge = Edge(next_id=lambda: "1", access_log=AccessLog("none"), tracing=None)
+    return make_app(infer=infer, routes=routes, metrics=metrics, edge=edge)
 
 
 async def _status(app: ASGIApp, path: str) -> int:
