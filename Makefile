@@ -1,6 +1,6 @@
 # The few commands of this project. Each sets up what it needs: a fresh clone needs no other step.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test lint bench bench-engine clean
+.PHONY: help setup demo up test lint bench bench-engine bench-gateway clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -35,6 +35,9 @@ bench: $(READY_FULL) ## all benchmarks, against a local Kafka; needs wrk
 
 bench-engine: $(READY) ## the worker engine's benchmarks, five minutes of killing workers among them
 	@$(RUN) -m tests.benchmarks.engine
+
+bench-gateway: $(READY) ## the gateway's benchmarks, 120,000 made-up requests among them; needs wrk
+	@$(RUN) -m tests.benchmarks.gateway
 
 clean: ## remove the virtual environment, caches and results of runs
 	@rm -rf $(VENV) .bench .tidegate .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

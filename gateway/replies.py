@@ -1,8 +1,8 @@
 """Replies: this gateway's partition of the replies topic. Whose it is, how far it is read, and who takes over.
 
-A partition is held by committing to it: the commit's metadata names the gateway and the time. A commit never passes a
-reply whose outcome is still to be stored, so whoever takes a partition over finds everything that is missing.
-Knows no HTTP and no Kafka client.
+A partition is held by committing to it (gateway/lease.py). Whoever takes one over finds everything in it that is
+missing; a gateway that has lost its own to another takes a free one, and reads on in the old one until nobody can wait
+for anything there. Knows no HTTP and no Kafka client.
 """
 
 from __future__ import annotations
@@ -10,101 +10,106 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import structlog
 
-from gateway.broker import Broker, BrokerError, Commit, Follower, Record
+from gateway.broker import Broker, BrokerError, Commit, Record
+from gateway.lease import free_partitions, holder, lease, pick_partition
 from gateway.metrics import Metrics
 from gateway.outcomes import Outcomes
+from gateway.reply_reader import ReplyReader
+from schemas.topics import Topics
 
 _log = structlog.get_logger(__name__)
 
 GROUP = "gateway"
 COMMIT_EVERY_S = 3.0
 _ADOPT_EVERY_S = 3.0
-_LEASE_MS = 15_000
+_LINGER_S = 5.0  # beyond the longest wait: in a partition that was lost
 RETENTION_MS = 24 * 3600 * 1000
 CONFIGS = {"retention.ms": str(RETENTION_MS), "cleanup.policy": "delete"}
 
 
-def lease(gateway_id: str, *, now_ms: int) -> str:
-    """The metadata of a commit by a gateway that goes on holding the partition."""
-    return f"{gateway_id}/{now_ms}"
-
-
-def is_held(commit: Commit | None, *, now_ms: int) -> bool:
-    """Whether a living gateway holds the partition of this commit."""
-    if commit is None:
-        return False
-    _, _, at_ms = commit.metadata.rpartition("/")
-    return at_ms.isdecimal() and abs(now_ms - int(at_ms)) < _LEASE_MS
-
-
-def pick_partition(commits: Mapping[int, Commit], count: int, *, now_ms: int, rng: random.Random) -> int:
-    """A random partition among those that nobody holds; when all are held, among all."""
-    free = [partition for partition in range(count) if not is_held(commits.get(partition), now_ms=now_ms)]
-    return rng.choice(free or range(count))
-
-
 class Replies:
-    """Reads one partition, hands answers to those who wait, keeps late ones, adopts those of dead gateways."""
+    """Reads one partition, hands answers to those who wait, keeps the others, adopts those of dead gateways."""
 
     def __init__(
         self,
         *,
         broker: Broker,
-        topic: str,
-        group: str,
+        topics: Topics,
         gateway_id: str,
         outcomes: Outcomes,
         metrics: Metrics,
         answer: Callable[[bytes, Record], bool],
+        longest_wait_s: float,
+        rng: random.Random,
     ) -> None:
-        """`answer(id, record)` gives a reply to its waiting request; False when none waits."""
+        """`answer(id, record)` gives a reply to its waiting request; False when none waits.
+
+        `on_moved`, which is to be set, is told the new partition when this gateway has lost its own.
+        """
         self._broker = broker
-        self._topic = topic
-        self._group = group
+        self._topic = topics.replies
+        self._group = topics.group(GROUP)
+        self._rng = rng
         self._gateway_id = gateway_id
         self._outcomes = outcomes
         self._metrics = metrics
         self._answer = answer
-        self._follower: Follower | None = None
+        self._linger_s = longest_wait_s + _LINGER_S
         self._count = 0
-        self._own_ids = f"{gateway_id}-".encode()
-        self._next_offset = 0
-        self._unstored: set[int] = set()
-        self._orphans: tuple[int, int] | None = None
-        self.partition = -1
+        self._reader: ReplyReader
+        self._readers: asyncio.TaskGroup
+        self._reading: asyncio.Task[None]
+        self._is_released = False
+        self.on_moved: Callable[[int], None] = lambda partition: None
+
+    @property
+    def partition(self) -> int:
+        """The partition where answers for this gateway are to go."""
+        return self._reader.partition
 
     async def claim(self, count: int) -> None:
         """Choose a partition of the `count` and take it over as it is. Raises BrokerError."""
         self._count = count
-        commits = await self._commits()
-        now_ms = _now_ms()
-        partition = pick_partition(commits, count, now_ms=now_ms, rng=random.Random())
-        end = (await self._broker.ends(self._topic, [partition]))[partition]
-        self._next_offset = end
-        before = commits.get(partition)
-        if before is not None and before.offset < end:
-            self._orphans = (before.offset, end)
-        self._follower = self._broker.follow(self._topic, {partition: end}, group=self._group)
-        self.partition = partition
-        _log.info("claim_partition", topic=self._topic, partition=partition, offset=end, orphans=self._orphans)
+        self._reader = await self._choose(await self._commits())
 
     async def read(self, *, on_poll: Callable[[], None]) -> None:
-        """Read for ever; `on_poll` follows each attempt."""
-        assert self._follower is not None  # claimed before
-        await self._follower.run(self._take, on_poll=on_poll)
+        """Read for ever; `on_poll` follows each attempt to read the partition that was claimed."""
+        async with asyncio.TaskGroup() as group:
+            self._readers = group
+            self._reading = self._start(self._reader, on_poll)
+            await asyncio.Future()  # readers come and go
 
-    async def commit_regularly(self) -> None:
-        """For ever: commit the position every few seconds, which also says that we live."""
+    async def hold(self) -> None:
+        """Commit the position, which also says that we live; if another gateway holds the partition, take a free one.
+
+        Raises BrokerError.
+        """
+        if self._is_released:
+            return
+        commits = await self._commits()
+        now_ms = _now_ms()
+        other = holder(commits.get(self.partition), now_ms=now_ms)
+        if other in ("", self._gateway_id):
+            await self.commit()
+        elif free_partitions(commits, self._count, now_ms=now_ms):
+            _log.warning("lose_partition", partition=self.partition, to=other)
+            await self._move(commits)
+        else:  # both store what the other one waits for: nothing is lost, but it is work
+            _log.warning("share_partition", partition=self.partition, remedy="raise the replies topic's partitions")
+            await self.commit()
+
+    async def hold_regularly(self) -> None:
+        """For ever: hold the partition, every few seconds."""
         failed = False
         while True:
             try:
                 async with asyncio.timeout(COMMIT_EVERY_S):
-                    await self.commit()
+                    await self.hold()
                 failed = False
             except (BrokerError, TimeoutError) as error:
                 if not failed:
@@ -114,44 +119,56 @@ class Replies:
 
     async def commit(self, *, release: bool = False) -> None:
         """Commit the position; with `release` nobody holds the partition from then on. Raises BrokerError."""
-        assert self._follower is not None  # claimed before
-        offset = self._orphans[0] if self._orphans else min(self._unstored, default=self._next_offset)
-        metadata = "" if release else lease(self._gateway_id, now_ms=_now_ms())
-        await self._follower.commit(self.partition, Commit(offset, metadata))
+        self._is_released = release
+        await self._reader.commit("" if release else lease(self._gateway_id, now_ms=_now_ms()))
 
     async def adopt_regularly(self) -> None:
         """For ever: store what came for gateways that are gone, in our own partition first."""
-        if self._orphans:
-            await self._adopt(self.partition, *self._orphans)
-            self._orphans = None
         while True:
             try:
+                reader = self._reader
+                if reader.orphans:
+                    await self._adopt(reader.partition, *reader.orphans)
+                    reader.orphans = None
                 await self._adopt_all()
             except (BrokerError, TimeoutError) as error:
                 _log.warning("adopt_failed", error=repr(error))
             await asyncio.sleep(_ADOPT_EVERY_S)
 
-    def _take(self, records: Sequence[Record]) -> None:
-        answer = self._answer
-        for record in records:
-            id_ = b""
-            for name, value in record.headers:
-                if name == "ce_id":
-                    id_ = value
-                    break
-            if answer(id_, record):
-                continue
-            if id_.startswith(self._own_ids):
-                self._keep_late(record)
-            else:
-                self._metrics.replies_foreign.inc()
-        self._next_offset = records[-1].offset + 1
+    async def _choose(self, commits: dict[int, Commit]) -> ReplyReader:
+        partition = pick_partition(commits, self._count, now_ms=_now_ms(), rng=self._rng)
+        end = (await self._broker.ends(self._topic, [partition]))[partition]
+        reader = ReplyReader(
+            self._broker.follow(self._topic, {partition: end}, group=self._group),
+            partition,
+            own_ids=f"{self._gateway_id}-".encode(),
+            outcomes=self._outcomes,
+            metrics=self._metrics,
+            answer=self._answer,
+        )
+        before = commits.get(partition)
+        if before is not None and before.offset < end:
+            reader.orphans = (before.offset, end)
+        _log.info("claim_partition", topic=self._topic, partition=partition, offset=end, orphans=reader.orphans)
+        return reader
 
-    def _keep_late(self, record: Record) -> None:
-        self._metrics.replies_late.inc()
-        offset = record.offset
-        self._unstored.add(offset)
-        self._outcomes.keep_record(record, on_kept=lambda: self._unstored.discard(offset))
+    async def _move(self, commits: dict[int, Commit]) -> None:
+        reader = await self._choose(commits)
+        reading = asyncio.Event()
+        task = self._start(reader, reading.set)
+        try:
+            await reading.wait()
+            await reader.commit(lease(self._gateway_id, now_ms=_now_ms()))
+        except BaseException:  # not moved: what is read so far was for nobody yet
+            task.cancel()
+            raise
+        self._reader.is_holder = False
+        asyncio.get_running_loop().call_later(self._linger_s, self._reading.cancel)
+        self._reader, self._reading = reader, task
+        self.on_moved(reader.partition)
+
+    def _start(self, reader: ReplyReader, on_poll: Callable[[], None]) -> asyncio.Task[None]:
+        return self._readers.create_task(reader.run(on_poll=on_poll), name=f"read replies {reader.partition}")
 
     async def _commits(self) -> dict[int, Commit]:
         found = await self._broker.commits(self._group, {self._topic: self._count})
@@ -159,10 +176,11 @@ class Replies:
 
     async def _adopt_all(self) -> None:
         commits = await self._commits()
+        now_ms = _now_ms()
         others = [
             partition
             for partition, commit in commits.items()
-            if partition != self.partition and not is_held(commit, now_ms=_now_ms())
+            if partition != self.partition and not holder(commit, now_ms=now_ms)
         ]
         if not others:
             return

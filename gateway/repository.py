@@ -163,6 +163,8 @@ class Repository:
 
     async def _post_load(self, request: Request) -> Response:
         model, parameters = request.path_params["model"], (await _body(request)).get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise invalid("parameters are no object", field="parameters", value=parameters, remedy="send a JSON object")
         for name in parameters:
             if name == "config" or name.startswith("file:"):
                 raise InferenceError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import random
 import secrets
 import signal
 import threading
@@ -33,7 +34,7 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.outcomes import Outcomes
 from gateway.replies import CONFIGS as REPLY_CONFIGS
-from gateway.replies import GROUP, Replies
+from gateway.replies import Replies
 from gateway.repository import Repository
 from gateway.scaling import Scaling
 from gateway.server import Server
@@ -141,12 +142,13 @@ class Service:
         self._metrics.watch_in_flight(lambda: self._dispatcher.in_flight)
         self._replies = Replies(
             broker=self._broker,
-            topic=topics.replies,
-            group=topics.group(GROUP),
+            topics=topics,
             gateway_id=gateway_id,
             outcomes=self._outcomes,
             metrics=self._metrics,
             answer=self._dispatcher.answer,
+            longest_wait_s=settings.wait_s,
+            rng=random.Random(),
         )
         self._build_http(job_key)
 
@@ -237,9 +239,11 @@ class Service:
         beside(self._learn_topics(), "topic learner")
         await reading.wait()
         await self._again_and_again(self._replies.commit)
+        await self._again_and_again(self._replies.hold)  # another gateway may have claimed it in the same moment
         await known.wait()
+        self._replies.on_moved = lambda partition: self._dispatcher.open(reply_partition=partition)
         self._dispatcher.open(reply_partition=self._replies.partition)
-        beside(self._replies.commit_regularly(), "position committer")
+        beside(self._replies.hold_regularly(), "partition holder")
         beside(self._replies.adopt_regularly(), "orphan adopter")
         beside(self._scaling.gauge_regularly(), "backlog gauge")
 
@@ -308,6 +312,7 @@ class Service:
         if not served:
             return
         _log.info("drain", step="2. refuse new requests, wait for answers", in_flight=self._dispatcher.in_flight)
+        self._replies.on_moved = lambda partition: None
         await self._dispatcher.drain(grace_s=left_s() - _JOB_IDS_BEFORE_END_S, hurry=self._hurry)
         _log.info("drain", step="3. give job ids to who still waits", in_flight=self._dispatcher.in_flight)
         await _within(left_s(), self._dispatcher.idle())

@@ -19,6 +19,7 @@ from tests.benchmarks.stack import Stack
 ROUNDS = 3
 FULL_RUN_S = 5
 FULL_CHAOS_S = 300
+FULL_FUZZ_CASES = 120_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class Bench:
     """One broker, a directory that is removed at the end, and how long a run is.
 
     `broker_pid` None: the broker is not ours. `run_s`: whole seconds of load in one run. `chaos_s`: of the run in which
-    workers are killed; `seed`: of what is drawn by chance, None: another one each time.
+    workers are killed; `fuzz_cases`: requests made up; `seed`: of what is drawn by chance, None: another one each time.
     """
 
     bootstrap: str
@@ -35,6 +36,7 @@ class Bench:
     run_s: int
     console: Console
     chaos_s: int = FULL_CHAOS_S
+    fuzz_cases: int = FULL_FUZZ_CASES
     seed: int | None = None
     runs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -67,7 +69,12 @@ class Bench:
 
 @contextlib.contextmanager
 def open_bench(
-    run_s: int, console: Console, *, chaos_s: int = FULL_CHAOS_S, seed: int | None = None
+    run_s: int,
+    console: Console,
+    *,
+    chaos_s: int = FULL_CHAOS_S,
+    fuzz_cases: int = FULL_FUZZ_CASES,
+    seed: int | None = None,
 ) -> Iterator[Bench]:
     """A bench with a broker of its own, or that of TIDEGATE_KAFKA_BOOTSTRAP."""
     with contextlib.ExitStack() as opened:
@@ -84,6 +91,7 @@ def open_bench(
             run_s=run_s,
             console=console,
             chaos_s=chaos_s,
+            fuzz_cases=fuzz_cases,
             seed=seed,
         )
 

@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.benchmarks.stack import BenchmarkError
 
@@ -19,13 +21,27 @@ _SCRIPT = """\
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 wrk.body = [==[{body}]==]
+"""
+_DONE = """\
 function done(summary, latency, requests)
   local errors = summary.errors
   io.write(string.format(
-    '\\n{{"requests": %d, "duration_us": %d, "errors": %d, "p50_us": %d, "p99_us": %d}}\\n',
+    '\\n{"requests": %d, "duration_us": %d, "errors": %d, "p50_us": %d, "p99_us": %d}\\n',
     summary.requests, summary.duration,
     errors.connect + errors.read + errors.write + errors.status + errors.timeout,
     latency:percentile(50), latency:percentile(99)))
+end
+"""
+
+
+# Cycles through paths: what is asked must not be the same each time.
+_PATHS_SCRIPT = """\
+local paths = {{}}
+for line in io.lines("{paths}") do paths[#paths + 1] = line end
+local at = 0
+function request()
+  at = at % #paths + 1
+  return wrk.format("GET", paths[at])
 end
 """
 
@@ -58,13 +74,28 @@ def ensure_wrk() -> None:
         raise BenchmarkError(f"wrk, which makes the HTTP load, was not found; {_REMEDY}")
 
 
-def post(url: str, body: str, *, outstanding: int, run_s: int) -> Load:
+def post(
+    url: str, body: str, *, outstanding: int, run_s: int, headers: Mapping[str, str] = MappingProxyType({})
+) -> Load:
     """Post `body` to `url` over `outstanding` connections, one request at a time on each, for `run_s` seconds.
 
     Raises BenchmarkError when a single request fails or is not answered below 400: such a figure would mean nothing.
     """
+    lines = [f'wrk.headers["{name}"] = "{value}"\n' for name, value in headers.items()]
+    return _run(url, "".join([_SCRIPT.format(body=body), *lines]), outstanding, run_s)
+
+
+def get(url: str, paths: Sequence[str], *, outstanding: int, run_s: int) -> Load:
+    """Get the paths below `url` in turn; as `post`."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(paths))
+        file.flush()
+        return _run(url, _PATHS_SCRIPT.format(paths=file.name), outstanding, run_s)
+
+
+def _run(url: str, lua: str, outstanding: int, run_s: int) -> Load:
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(_SCRIPT.format(body=body))
+        script.write(lua + _DONE)
         script.flush()
         command = ["wrk", "-t1", f"-c{outstanding}", f"-d{run_s}s", "--timeout", "10s", "-s", str(Path(script.name))]
         done = subprocess.run([*command, url], capture_output=True, text=True, check=False)

@@ -165,16 +165,16 @@ class Stack:
             yield worker
 
     @contextlib.contextmanager
-    def gateway(self) -> Iterator[Program]:
-        """A gateway that is starting; `await_answer("/v2/health/ready")` comes next."""
-        with self.command("gateway", ["-m", "gateway"]) as gateway:
+    def gateway(self, **settings: str) -> Iterator[Program]:
+        """A gateway that is starting; `await_answer("/v2/health/ready")` comes next. Settings by their names."""
+        with self.command("gateway", ["-m", "gateway"], **settings) as gateway:
             gateway.port = gateway.read("port")
             yield gateway
 
     @contextlib.contextmanager
-    def both(self) -> Iterator[tuple[Program, Program]]:
-        """A gateway that serves these models, and a worker that is ready."""
-        with self.worker() as worker, self.gateway() as gateway:
+    def both(self, **settings: str) -> Iterator[tuple[Program, Program]]:
+        """A gateway that serves these models, and a worker that is ready. `settings` are the gateway's."""
+        with self.worker() as worker, self.gateway(**settings) as gateway:
             worker.await_answer("/health/ready")
             for model in self._models:
                 gateway.await_answer(f"/v2/models/{model}/ready")

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.models import EXTENSIONS
 from schemas.errors import ErrorCode, InferenceError
 from schemas.progress import Progress
 from schemas.record import decode_value
@@ -238,7 +239,7 @@ async def test_more_in_flight_than_allowed_is_429_with_a_time_to_come_back(
 
 async def test_server_and_model_metadata(http: httpx.AsyncClient, worker: EchoWorker) -> None:
     server = (await http.get("/v2")).json()
-    assert (server["name"], server["extensions"]) == ("tidegate", ["binary_tensor_data"])
+    assert (server["name"], server["extensions"]) == ("tidegate", list(EXTENSIONS))
     assert (await http.get("/v2/health/live")).status_code == 200
     assert (await http.get("/v2/health/ready")).status_code == 200
     for version in ("", "/versions/2"):

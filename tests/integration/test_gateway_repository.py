@@ -159,6 +159,8 @@ async def test_a_wish_for_a_pool_without_workers_is_kept_for_them(
         ("/v2/repository/models/{model}/load", b'{"parameters": {"config": "{}"}}', 501),
         ("/v2/repository/models/{model}/load", b'{"parameters": {"file:1/model.onnx": "aGk="}}', 501),
         ("/v2/repository/models/{model}/load", b'{"parameters": {"version": "9"}}', 404),
+        ("/v2/repository/models/{model}/load", b'{"parameters": -1}', 400),
+        ("/v2/repository/models/{model}/load", b'{"parameters": ["config"]}', 400),
         ("/v2/repository/models/{model}/load", b"[1]", 400),
         ("/v2/repository/models/{model}/load", b"\xff", 400),
         ("/v2/repository/models/{model}/unload", b"x" * 1_100_000, 413),

@@ -18,9 +18,9 @@ from gateway.backlog import PartitionBacklog
 from gateway.broker import Commit
 from gateway.catalogue import Catalogue
 from gateway.infer import Preferences, parse_preferences
+from gateway.lease import holder, lease, pick_partition
 from gateway.metrics import Metrics
 from gateway.problem import problem_response
-from gateway.replies import is_held, lease, pick_partition
 from gateway.service import Service, State
 from gateway.settings import GatewaySettings
 from schemas.control import (
@@ -184,11 +184,11 @@ def test_a_position_counts_what_is_before_and_not_done(done: set[int], committed
 
 def test_a_partition_is_held_as_long_as_its_gateway_commits() -> None:
     commit = Commit(5, lease("abc", now_ms=NOW_MS))
-    assert is_held(commit, now_ms=NOW_MS + 14_000)
-    assert not is_held(commit, now_ms=NOW_MS + 16_000)
-    assert not is_held(Commit(5, ""), now_ms=NOW_MS)
-    assert not is_held(Commit(5, "what is this"), now_ms=NOW_MS)
-    assert not is_held(None, now_ms=NOW_MS)
+    assert holder(commit, now_ms=NOW_MS + 14_000) == "abc"
+    assert holder(commit, now_ms=NOW_MS + 16_000) == ""
+    assert holder(Commit(5, ""), now_ms=NOW_MS) == ""
+    assert holder(Commit(5, "what is this"), now_ms=NOW_MS) == ""
+    assert holder(None, now_ms=NOW_MS) == ""
 
 
 @given(st.integers(1, 8), st.sets(st.integers(0, 7)), st.randoms(use_true_random=False))

@@ -1,0 +1,69 @@
+"""ReplyReader: reads one partition of the replies topic, and knows how far it may be committed.
+
+Who holds a partition answers for all that is in it: a reply goes to the request that waits for it here, or is stored,
+whosever it is. A commit never passes a reply whose outcome is still to be stored. Knows no HTTP and no Kafka client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gateway.broker import Commit, Follower, Record
+from gateway.metrics import Metrics
+from gateway.outcomes import Outcomes
+
+
+class ReplyReader:
+    """One partition from one offset on."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        partition: int,
+        *,
+        own_ids: bytes,
+        outcomes: Outcomes,
+        metrics: Metrics,
+        answer: Callable[[bytes, Record], bool],
+    ) -> None:
+        """`answer(id, record)` gives a reply to its waiting request; False when none waits."""
+        self._follower = follower
+        self._own_ids = own_ids
+        self._outcomes = outcomes
+        self._metrics = metrics
+        self._answer = answer
+        self._next_offset = follower.positions[partition]
+        self._unstored: set[int] = set()
+        self.partition = partition
+        self.is_holder = True  # False once another gateway holds the partition: it stores what is not for us
+        self.orphans: tuple[int, int] | None = None  # offsets of replies before our time that are still to be stored
+
+    async def run(self, *, on_poll: Callable[[], None]) -> None:
+        """Read until cancelled; `on_poll` follows each attempt."""
+        await self._follower.run(self._take, on_poll=on_poll)
+
+    async def commit(self, metadata: str) -> None:
+        """Commit how far this partition is done. Raises BrokerError."""
+        offset = self.orphans[0] if self.orphans else min(self._unstored, default=self._next_offset)
+        await self._follower.commit(self.partition, Commit(offset, metadata))
+
+    def _take(self, records: Sequence[Record]) -> None:
+        answer = self._answer
+        for record in records:
+            id_ = b""
+            for name, value in record.headers:
+                if name == "ce_id":
+                    id_ = value
+                    break
+            if answer(id_, record):
+                continue
+            is_own = id_.startswith(self._own_ids)
+            (self._metrics.replies_late if is_own else self._metrics.replies_foreign).inc()
+            if is_own or self.is_holder:
+                self._keep(record)
+        self._next_offset = records[-1].offset + 1
+
+    def _keep(self, record: Record) -> None:
+        offset = record.offset
+        self._unstored.add(offset)
+        self._outcomes.keep_record(record, on_kept=lambda: self._unstored.discard(offset))
