@@ -16,10 +16,12 @@ _IN_PATH = {
     "pool": ("The pool's name.", "default"),
     "id": ("The job's id, from the answer 202.", "AUr6ai4Nrd7LOfYArMyQ"),
     "code": ("An error's code.", "overloaded"),
+    "name": ("The output's name.", "scores"),
 }
 # In the query: name -> (description, schema, example).
 _IN_QUERY: dict[str, tuple[str, dict[str, Any], Any]] = {
-    "wait": ("Seconds to wait for the job's end before answering.", {**_WHOLE, "maximum": 60}, 30),
+    "wait": ("Seconds to wait for the job's end before answering; more than the gateway waits is cut.", _WHOLE, 30),
+    "wait_for": ("What to wait for.", {"type": "string", "enum": ["started", "finished"]}, "finished"),
 }
 # In the head of the request: name -> (description, schema, example).
 _IN_HEAD: dict[str, tuple[str, dict[str, Any], Any]] = {
@@ -50,6 +52,7 @@ _IN_HEAD: dict[str, tuple[str, dict[str, Any], Any]] = {
         _STRING,
         "application/octet-stream",
     ),
+    "if-none-match": ("ETags of what you have; the answer is 304 if it is still that.", _STRING, '"3f2a9c1d"'),
     "traceparent": ("W3C trace context to go on with; it is given back.", _STRING, _TRACE),
     "x-request-id": (
         "Your name for this request, up to 128 visible ASCII characters; it is given back and logged.",
@@ -71,6 +74,7 @@ _ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "x-request-id": ("The request's name in the gateway's log.", _STRING),
     "traceparent": ("W3C trace context of this request.", _STRING),
     "Location": ("Where the job is.", _STRING),
+    "ETag": ("What the answer is told apart by: it changes when the answer does.", _STRING),
     "Retry-After": ("Seconds until to come again.", _WHOLE),
     "Preference-Applied": ("What of Prefer was done.", _STRING),
     "Inference-Header-Content-Length": ("Bytes of the body's JSON part, when raw tensors follow it.", _WHOLE),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from gateway.openapi_operation import JSON, OCTETS, Answer, Content, Operation
 from schemas.errors import ErrorCode
 
-_REQUEST = {
+REQUEST = {
     "inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 4], "data": [0.0, 0.5, 1.0, 0.25]}],
     "id": "my-1",
 }
 _CLOCKS = {
-    **_REQUEST,
+    **REQUEST,
     "parameters": {"timeout": 500000, "deadline_ms": 2000, "priority": 1},
     "outputs": [{"name": "scores", "parameters": {"classification": 3}}],
 }
@@ -41,8 +41,8 @@ QUEUED = {
     "links": {"self": "/v1/jobs/AUr6ai4Nrd7LOfYArMyQ", "result": "/v1/jobs/AUr6ai4Nrd7LOfYArMyQ/result"},
     "reason": None,
 }
-REQUEST_BODY = (
-    Content("InferenceRequest", JSON, {"numbers": _REQUEST, "clocks and classes": _CLOCKS}),
+_REQUEST_BODY = (
+    Content("InferenceRequest", JSON, {"numbers": REQUEST, "clocks and classes": _CLOCKS}),
     Content({"type": "string", "format": "binary"}, OCTETS),
 )
 RESULT = (Content("InferenceResponse", JSON, {"numbers": _RESPONSE}), Content({"type": "string"}, OCTETS))
@@ -148,7 +148,7 @@ def _infer(path: str, id_: str, summary: str) -> Operation:
         description=_ABOUT_INFER,
         scope="infer",
         parameters=_RUN,
-        body=REQUEST_BODY,
+        body=_REQUEST_BODY,
         answers=_RUN_ANSWERS,
         codes=_RUN_CODES,
     )

@@ -18,7 +18,7 @@ from tidegate.operations import Operations
 from tidegate.options import RequestOptions, SubmitOptions
 from tidegate.result import Result
 from tidegate.status import JobStatus, ModelStatus
-from tidegate.transport import base_url, headers_with, reply_of, timeout_of, was_sent
+from tidegate.transport import base_url, headers_with, reply_of, target, timeout_of, was_sent
 from tidegate.watching import Watch, accepted
 
 T = TypeVar("T")
@@ -188,14 +188,15 @@ class Client:
         return self._send(step)
 
     def _send(self, call: HttpCall) -> HttpReply | NoReply:
+        url, headers = target(self._url, self._headers, call)
         try:
             response = self._http.request(
                 call.method,
-                self._url + call.path,
+                url,
                 content=call.body or None,
-                headers={**self._headers, **call.headers},
+                headers=headers,
                 timeout=timeout_of(call),
-                follow_redirects=call.method == "GET",
+                follow_redirects=False,
             )
         except httpx.HTTPError as error:
             return NoReply(error, was_sent(error))

@@ -55,7 +55,7 @@ def decode_result(headers: Mapping[str, str], body: bytes) -> Result:
     """Read a response; raw outputs are views of `body`. Raises UnreadableAnswerError."""
     try:
         view = memoryview(body)
-        length = headers.get(HEADER_LENGTH)
+        length = headers.get(HEADER_LENGTH) or _length_in(headers.get("content-type", ""))
         at_bytes = len(view) if length is None else int(length)
         head = json.loads(bytes(view[:at_bytes]))
         outputs = {}
@@ -87,6 +87,12 @@ def decode_document(body: bytes) -> Any:
     except ValueError as cause:
         shown = body[:100].decode("utf-8", "replace")
         raise UnreadableAnswerError("unreadable_answer", f"the answer is no JSON: {shown!r}") from cause
+
+
+def _length_in(content_type: str) -> str | None:
+    """The same, as a parameter of the content type: an object store tells no headers of the gateway's."""
+    _, found, length = content_type.partition(f"{HEADER_LENGTH}=")
+    return length.partition(";")[0].strip() if found else None
 
 
 def _document(

@@ -21,7 +21,10 @@ _PASSING = (408, 429, 503)
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """What to send. `read_timeout_s`: how long the answer may take. `repeatable`: sent twice, it has one effect."""
+    """What to send. `path` is below the gateway's address, or a whole url elsewhere.
+
+    `read_timeout_s`: how long the answer may take. `repeatable`: sent twice, it has one effect.
+    """
 
     method: str
     path: str

@@ -44,6 +44,7 @@ _FIRST_PACE_S = 0.05
 _LAST_PACE_S = 1.0
 _MAX_MODELS = 1000
 _NO_SUCH_ROUTE = (404, 405, 501)
+_ELSEWHERE = (302, 303, 307)
 
 
 class Operations:
@@ -121,10 +122,14 @@ class Operations:
             return job_status(decode_document(reply.body))
         return (yield from self.status(job_id))
 
-    def statuses(self, job_ids: Sequence[str]) -> Operation[dict[str, JobStatus | TidegateError]]:
-        """Where jobs stand now, by one call; where that cannot be, one by one."""
+    def statuses(self, job_ids: Sequence[str], wait_s: int = 0) -> Operation[dict[str, JobStatus | TidegateError]]:
+        """Where jobs stand now, by one call that waits up to `wait_s` for one of them to end; where that cannot be, one
+        by one.
+        """
         found: dict[str, JobStatus | TidegateError] = {}
-        call = HttpCall("POST", "/v1/jobs/status", {"content-type": JSON}, encode_json({"ids": list(job_ids)}))
+        path = f"/v1/jobs/status?wait={wait_s}" if wait_s else "/v1/jobs/status"
+        body = encode_json({"ids": list(job_ids)})
+        call = HttpCall("POST", path, {"content-type": JSON}, body, wait_s + _ANSWER_GRACE_S)
         try:
             reply = yield from self._exchange(call)
         except TidegateError as error:
@@ -196,6 +201,8 @@ class Operations:
         while True:
             call = HttpCall("GET", f"{job_path(job_id)}/result", {"accept": f"{accept}, {JSON};q=0.5"})
             reply = yield from self._exchange(call)
+            if reply.status in _ELSEWHERE:  # a large one is fetched from the object store
+                reply = yield from self._exchange(HttpCall("GET", reply.headers.get("location", "")))
             if reply.status != 202:
                 return decode_result(reply.headers, reply.body)
             if has_ended:  # another gateway's view may be a moment older

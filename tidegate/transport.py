@@ -29,6 +29,13 @@ def headers_with(token: str, headers: Mapping[str, str] | None) -> dict[str, str
     return {**({"authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
 
 
+def target(url: str, headers: Mapping[str, str], call: HttpCall) -> tuple[str, dict[str, str]]:
+    """(url, headers) of a call. The headers of every call, keys among them, are for the gateway at `url` alone."""
+    if call.path.startswith("/"):
+        return url + call.path, {**headers, **call.headers}
+    return call.path, dict(call.headers)
+
+
 def timeout_of(call: HttpCall) -> httpx.Timeout:
     """How long each part of a call may take."""
     return httpx.Timeout(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -55,8 +56,10 @@ class Watch:
             return (yield from self._wait_for_last())
         asked = [self._pending.popleft() for _ in range(min(_AT_A_TIME, self._unasked))]
         self._unasked -= len(asked)
+        # Who asks about all can wait for the first of them; else others may have ended meanwhile.
+        wait_s = 0 if self._pending else math.floor(min(_TURN_S, self._operations.left_s(self._until_s)))
         try:
-            told = yield from self._operations.statuses(asked)
+            told = yield from self._operations.statuses(asked, wait_s)
         except BaseException:
             self._pending.extendleft(reversed(asked))
             raise

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -16,6 +17,7 @@ import pytest_asyncio
 
 import tidegate
 from schemas.errors import ErrorCode
+from schemas.v2 import HEADER_LENGTH
 from tests.unit.fake_gateway import FakeGateway, problem
 from tidegate import (
     AsyncClient,
@@ -35,6 +37,7 @@ from tidegate import (
 from tidegate.errors import _KINDS
 
 ROW = [[1.0, 2.5]]
+MINE = {"x-mine": "secret"}
 AT_ONCE = Retries(first_s=0.0, last_s=0.0)
 
 
@@ -48,10 +51,10 @@ async def client(fake: FakeGateway, request: pytest.FixtureRequest) -> AsyncIter
     transport = httpx.MockTransport(fake)
     if request.param == "waiting":
         with httpx.Client(transport=transport) as http:
-            yield Client("http://gateway/", token="secret", retries=AT_ONCE, http=http)
+            yield Client("http://gateway/", token="secret", headers=MINE, retries=AT_ONCE, http=http)
     else:
         async with httpx.AsyncClient(transport=transport) as http:
-            yield AsyncClient("http://gateway/", token="secret", retries=AT_ONCE, http=http)
+            yield AsyncClient("http://gateway/", token="secret", headers=MINE, retries=AT_ONCE, http=http)
 
 
 async def of(value: Any) -> Any:
@@ -229,6 +232,21 @@ async def test_models_metadata_and_readiness(client: Any, fake: FakeGateway) -> 
     fake.refusals = [problem(404, "model_not_found")]
     with pytest.raises(NotFoundError):
         await of(client.metadata("other"))
+
+
+async def test_a_large_result_is_fetched_from_where_the_gateway_says(client: Any, fake: FakeGateway) -> None:
+    job = await of(client.submit("echo", {"t": ["a"]}))
+    fake.jobs[job.id] = "succeeded"
+    stored = fake(httpx.Request("GET", f"http://gateway/v1/jobs/{quote(job.id, safe='')}/result"))
+    kind = f"application/octet-stream; {HEADER_LENGTH}={stored.headers[HEADER_LENGTH]}"
+    fake.refusals = [
+        httpx.Response(303, headers={"location": "http://store/bucket/key?signature=1"}),
+        httpx.Response(200, content=stored.content, headers={"content-type": kind}),
+    ]
+    assert (await of(job.result()))["t"].texts() == ["a"]
+    assert str(fake.seen[-1].url) == "http://store/bucket/key?signature=1"
+    assert fake.seen[-2].headers["x-mine"] == "secret"
+    assert not {"authorization", "x-mine"} & fake.seen[-1].headers.keys()  # the store is somebody else
 
 
 async def test_what_is_no_gateway_is_said_so(client: Any, fake: FakeGateway) -> None:

@@ -208,6 +208,13 @@ def test_a_watch_ends_in_time_and_says_what_is_pending() -> None:
     assert play.now_s == pytest.approx(1.0)
 
 
+def test_who_asks_about_all_waits_for_the_first_to_end() -> None:
+    play = Play([statuses(("a", "queued"), ("b", "succeeded"))])
+    watch = Watch(operations(play), ["a", "b"], 9.5)
+    assert play.run(watch.next_ended()) == ["b"]
+    assert [call.path for call in play.calls] == ["/v1/jobs/status?wait=9"]
+
+
 def test_without_a_call_about_many_each_is_asked_alone_and_a_lost_job_has_ended() -> None:
     gone = refusal(410, "result_expired", retryable=False)
     play = Play([refusal(404, "not_found", retryable=False), job("queued", "a"), gone])

@@ -19,6 +19,17 @@ from gateway.openapi_operation import Operation
 from schemas.v2 import decode_request, decode_response
 from tests.unit.gateway_app import BuiltService
 
+# Described before they are mounted.
+_AHEAD = {
+    ("DELETE", "/v1/jobs/{id}"),
+    ("GET", "/v1/jobs/{id}/events"),
+    ("GET", "/v1/jobs/{id}/result/outputs/{name}"),
+    ("POST", "/v1/jobs/status"),
+    ("POST", "/v1/models/{model}/jobs"),
+    ("GET", "/v1/jobs/{id}/webhook"),
+    ("POST", "/v1/jobs/{id}/webhook/redeliver"),
+}
+
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> BuiltService:
@@ -32,6 +43,12 @@ async def document(service: BuiltService) -> dict[str, Any]:
     assert response.headers["content-type"] == "application/json"
     found: dict[str, Any] = response.json()
     return found
+
+
+class _Route:
+    def __init__(self, method: str, path: str) -> None:
+        self.methods = frozenset({method})
+        self.path = path
 
 
 def http_of(service: BuiltService) -> httpx.AsyncClient:
@@ -63,7 +80,7 @@ async def test_every_mounted_route_is_described_and_nothing_else(
     routes = set(mounted(router_of(service).routes))
     assert {(method, path) for method, path, _ in operations(document)} == routes
     assert routes <= OPERATIONS.keys(), "a route has no entry in gateway/openapi_*.py"
-    assert OPERATIONS.keys() <= routes, "what gateway/openapi_*.py describes is not mounted"
+    assert OPERATIONS.keys() - routes <= _AHEAD, "what gateway/openapi_*.py describes is not mounted"
 
 
 async def test_it_is_a_valid_openapi_document(document: dict[str, Any]) -> None:
@@ -120,12 +137,14 @@ async def test_the_protocol_s_examples_are_what_the_codec_reads(document: dict[s
         decode_response(msgspec.json.encode(example["value"]))
 
 
-async def test_a_route_without_an_entry_shows_nevertheless(service: BuiltService) -> None:
-    class Unknown:
-        methods = frozenset({"GET", "HEAD"})
-        path = "/new/{name:path}"
+async def test_what_is_described_ahead_is_a_valid_document_with_valid_examples_too() -> None:
+    found = openapi_document([_Route(method, path) for method, path in OPERATIONS])
+    assert [error.message for error in OpenAPIV31SpecValidator(found).iter_errors()] == []
+    await test_every_example_fits_its_schema(found)
 
-    found = openapi_document([Unknown()], management=[Unknown()])
+
+async def test_a_route_without_an_entry_shows_nevertheless(service: BuiltService) -> None:
+    found = openapi_document([_Route("GET", "/new/{name:path}")], management=[_Route("GET", "/new/{name:path}")])
     assert "On the management port" in found["paths"]["/new/{name}"]["get"]["description"]
 
 
