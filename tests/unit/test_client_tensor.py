@@ -76,6 +76,8 @@ def test_numpy_is_a_view_and_bfloat16_is_widened_exactly() -> None:
     assert wide.dtype == np.float32
     assert wide.tolist() == [1.0, -2.5, 3.140625, math.inf]
     assert math.isnan(Tensor.of("BF16", [math.nan]).tolist()[0])
+    # Half way between two, it is the even one: down from 1 + 1/256, up from 1 + 3/256.
+    assert Tensor.of("BF16", [1 + 1 / 256, 1 + 3 / 256]).tolist() == [1.0, 1 + 4 / 256]
 
 
 @pytest.mark.parametrize(
