@@ -6,7 +6,8 @@ The document behind the status page. Knows no page and no Kafka client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -21,6 +22,7 @@ from schemas.record import rfc3339
 from schemas.worker_report import LATENCY_BOUNDS_MS, ModelStatistics, WorkerReport
 
 _STATES_IN_MEMORY = ("ready",)
+_AT_A_TIME = 32
 
 
 class BatchSize(msgspec.Struct, frozen=True):
@@ -100,18 +102,20 @@ class StatusDocument(msgspec.Struct, frozen=True):
     workers: tuple[RunningWorker, ...]
 
 
-def work_rate(model: str, workers: Mapping[str, WorkerReport]) -> float | None:
+_Done = Sequence[Sequence[ModelStatistics]]  # of one model: for each worker that tells of it, its versions
+
+
+def work_rate(done: _Done) -> float | None:
     """Requests per second of these workers together, as if they did nothing else, by the time that batches took them.
 
     None where nothing has been run.
     """
     total = 0.0
-    for report in workers.values():
-        done = [each for each in report.models if each.name == model]
+    for versions in done:
         busy_us = sum(
-            batch.assemble_us + batch.infer_us + batch.answer_us for each in done for batch in each.batch_sizes
+            batch.assemble_us + batch.infer_us + batch.answer_us for each in versions for batch in each.batch_sizes
         )
-        answered = sum(each.success.count for each in done)
+        answered = sum(each.success.count for each in versions)
         if busy_us and answered:
             total += answered / (busy_us / 1e6)
     return total or None
@@ -128,9 +132,11 @@ class Status:
         backlog: Backlog,
         state: Callable[[], str],
         in_flight: Callable[[], int],
-        rate: Callable[[str, Mapping[str, WorkerReport]], float | None] = work_rate,
+        rate: Callable[[str, int], float | None] | None = None,
     ) -> None:
-        """`rate(model, workers of its pool)`: requests per second, None where that is not known."""
+        """`rate(model, now in Unix milliseconds)`: requests per second of all workers together, None where that is not
+        known; without it, it is estimated by `work_rate`.
+        """
         self._catalogue = catalogue
         self._fleet = fleet
         self._backlog = backlog
@@ -146,10 +152,13 @@ class Status:
             worker: report for worker, report in self._fleet.living(now_ms).items() if report.pool in frozenset(pools)
         }
         backlogs = dict(zip(pools, await asyncio.gather(*map(self._backlog_of, pools)), strict=True))
-        models = tuple(
-            self._model(model, backlogs[model.pool], _of_pool(living, model.pool))
-            for model in sorted(seen, key=lambda model: model.metadata.name)
-        )
+        done, workers = _by_model(living.values()), Counter(report.pool for report in living.values())
+        models: list[ServedModel] = []
+        for number, model in enumerate(sorted(seen, key=lambda model: model.metadata.name)):
+            if number % _AT_A_TIME == 0:
+                await asyncio.sleep(0)  # requests go first: a thousand models take a tenth of a second
+            told = done.get((model.pool, model.metadata.name), ())
+            models.append(self._model(model, backlogs[model.pool], told, workers[model.pool], now_ms))
         names = {model.name for model in models}
         return StatusDocument(
             rfc3339(now_ms),
@@ -157,8 +166,8 @@ class Status:
             self._state(),
             self._in_flight(),
             LATENCY_BOUNDS_MS,
-            tuple(_pool(pool, backlogs[pool], models, living) for pool in pools),
-            models,
+            tuple(_pool(pool, backlogs[pool], models, workers[pool]) for pool in pools),
+            tuple(models),
             tuple(_worker(worker, report, names) for worker, report in sorted(living.items())),
         )
 
@@ -170,13 +179,14 @@ class Status:
             return error.message
 
     def _model(
-        self, model: ModelAnnouncement, backlog: PoolBacklog | str, workers: Mapping[str, WorkerReport]
+        self, model: ModelAnnouncement, backlog: PoolBacklog | str, by_worker: _Done, workers: int, now_ms: int
     ) -> ServedModel:
         name = model.metadata.name
         waiting = None
         if not isinstance(backlog, str):
             waiting = sum(partition.records for partition in backlog.get(model.topic, ()))
-        done = [each for report in workers.values() for each in report.models if each.name == name]
+        done = [each for versions in by_worker for each in versions]
+        per_s = work_rate(by_worker) if self._rate is None else self._rate(name, now_ms)
         last_ms = max((each.last_inference_ms for each in done), default=0)
         counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         for each in done:
@@ -185,9 +195,9 @@ class Status:
         return ServedModel(
             name,
             model.pool,
-            tuple(_version(version, done, len(workers)) for version in model.metadata.versions),
+            tuple(_version(version, done, workers) for version in model.metadata.versions),
             waiting,
-            _seconds(waiting, self._rate(name, workers)),
+            _seconds(waiting, per_s),
             sum(each.success.count for each in done),
             sum(each.fail.count for each in done),
             sum(each.rows for each in done),
@@ -198,8 +208,16 @@ class Status:
         )
 
 
-def _of_pool(workers: Mapping[str, WorkerReport], pool: str) -> dict[str, WorkerReport]:
-    return {worker: report for worker, report in workers.items() if report.pool == pool}
+def _by_model(reports: Iterable[WorkerReport]) -> dict[tuple[str, str], list[list[ModelStatistics]]]:
+    """What each worker tells of each model, by pool and model."""
+    found: dict[tuple[str, str], list[list[ModelStatistics]]] = {}
+    for report in reports:
+        versions: dict[str, list[ModelStatistics]] = {}
+        for each in report.models:
+            versions.setdefault(each.name, []).append(each)
+        for name, told in versions.items():
+            found.setdefault((report.pool, name), []).append(told)
+    return found
 
 
 def _seconds(waiting: int | None, per_s: float | None) -> float | None:
@@ -232,18 +250,15 @@ def _batch_sizes(done: Iterable[ModelStatistics]) -> tuple[BatchSize, ...]:
     )
 
 
-def _pool(
-    pool: str, backlog: PoolBacklog | str, models: Iterable[ServedModel], workers: Mapping[str, WorkerReport]
-) -> ServedPool:
+def _pool(pool: str, backlog: PoolBacklog | str, models: Iterable[ServedModel], workers: int) -> ServedPool:
     of_pool = [model for model in models if model.pool == pool]
-    working = len(_of_pool(workers, pool))
     if isinstance(backlog, str):
-        return ServedPool(pool, len(of_pool), working, None, None, backlog)
+        return ServedPool(pool, len(of_pool), workers, None, None, backlog)
     waiting = sum(model.backlog or 0 for model in of_pool)
     times = [model.backlog_s for model in of_pool if model.backlog]
     # The workers' time is one: what waits for one model waits for the others, too.
     seconds = None if None in times else round(sum(each or 0.0 for each in times), 3)
-    return ServedPool(pool, len(of_pool), working, waiting, seconds)
+    return ServedPool(pool, len(of_pool), workers, waiting, seconds)
 
 
 def _worker(worker: str, report: WorkerReport, names: set[str]) -> RunningWorker:

@@ -137,6 +137,15 @@ async def test_a_version_that_does_not_load_says_why() -> None:
     ]
 
 
-async def test_the_rate_can_be_another() -> None:
-    assert work_rate("a", {"w": report("p", done("a"))}) is None
-    assert work_rate("a", {"w": report("p", BUSY)}) == pytest.approx(200)
+async def test_the_rate_can_be_a_measured_one() -> None:
+    status = status_of({"a": "p"}, {"p": {"t.infer.a": 40}}, w=report("p", BUSY))
+    status._rate = lambda model, now_ms: 20.0 if (model, now_ms) == ("a", NOW_MS) else None
+    assert (await read(status)).models[0].backlog_s == 2.0
+
+
+def test_the_work_of_a_worker_s_versions_is_its_own_and_that_of_workers_adds_up() -> None:
+    assert work_rate([]) is None
+    assert work_rate([[done("a")]]) is None
+    assert work_rate([[BUSY]]) == pytest.approx(200)
+    assert work_rate([[BUSY, BUSY]]) == pytest.approx(200)
+    assert work_rate([[BUSY], [BUSY]]) == pytest.approx(400)
