@@ -22,6 +22,10 @@ up: $(READY) ## keep the demo's stack up until Ctrl-C, with curl lines to try; M
 	@$(RUN) -m local up $(if $(MODELS),--models "$(MODELS)")
 
 test: lint ## lint, then all tests
+	@command -v chromium >/dev/null || { if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Chromium is missing: running apt-get update and apt-get install chromium" >&2; \
+	    apt-get update -q >&2 && apt-get install -q -y --no-install-recommends chromium >&2; \
+	  else echo "there is no Chromium: the tests of the status page are skipped" >&2; fi; }
 	@$(RUN) -m pytest
 
 lint: $(READY_FULL) ## format, lint, types, rooms

@@ -10,25 +10,31 @@ import zlib
 
 from starlette.types import Receive
 
+from gateway.byte_budget import ByteBudget, Held
 from schemas.errors import ErrorCode, InferenceError
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib finds out which of them it is
 _GZIP = 16 + zlib.MAX_WBITS
 _RAW_DEFLATE = -zlib.MAX_WBITS  # what some clients send as deflate, against RFC 9110
+_MOST_INFLATED = 1032  # times as many bytes as before: the format allows no more
 _LEVEL = 1  # tensors shrink little, whatever time they are given
 _INLINE_BYTES = 64 * 1024  # about a millisecond; beyond it a thread does it, zlib lets others run meanwhile
 ENCODE_ABOVE_BYTES = 4096  # smaller answers fit into a few packets anyway
 
 
-async def read_body(receive: Receive, sent: dict[bytes, bytes], max_bytes: int) -> bytes:
-    """The whole body, decoded where Content-Encoding says so.
+async def read_body(receive: Receive, sent: dict[bytes, bytes], max_bytes: int, held: Held | None = None) -> bytes:
+    """The whole body, decoded where Content-Encoding says so. `held` grows to its size, before there are that many
+    bytes; None: they are counted elsewhere.
 
-    Raises InferenceError: PAYLOAD_TOO_LARGE above `max_bytes`, encoded or decoded, UNSUPPORTED_MEDIA_TYPE,
-    INVALID_REQUEST for what does not decode, CANCELLED when the caller leaves before the end.
+    Raises InferenceError: OVERLOADED when `held` may not grow, PAYLOAD_TOO_LARGE above `max_bytes`, encoded or decoded,
+    UNSUPPORTED_MEDIA_TYPE, INVALID_REQUEST for what does not decode, CANCELLED when the caller leaves before the end.
     """
+    if held is None:
+        held = ByteBudget(2 * max_bytes).hold()
     length = sent.get(b"content-length", b"0")
     if int(length) > max_bytes:  # the HTTP server lets digits only pass
         raise _too_large(int(length), max_bytes)
+    held.grow_to(int(length))
     message = await receive()
     body: bytes = message.get("body", b"")
     if message.get("more_body", False) or message["type"] != "http.request":
@@ -36,6 +42,7 @@ async def read_body(receive: Receive, sent: dict[bytes, bytes], max_bytes: int) 
         while message.get("more_body", False):
             if size_bytes > max_bytes:
                 raise _too_large(size_bytes, max_bytes)
+            held.grow_to(size_bytes)
             message = await receive()
             parts.append(message.get("body", b""))
             size_bytes += len(parts[-1])
@@ -44,8 +51,30 @@ async def read_body(receive: Receive, sent: dict[bytes, bytes], max_bytes: int) 
         body = b"".join(parts)
     if len(body) > max_bytes:
         raise _too_large(len(body), max_bytes)
+    held.grow_to(len(body))
     encoding = sent.get(b"content-encoding")
-    return body if encoding is None else await _decoded(body, encoding, max_bytes)
+    if encoding is None:
+        return body
+    held.grow_to(min(max_bytes, len(body) * _MOST_INFLATED))
+    body = await _decoded(body, encoding, max_bytes)
+    held.shrink_to(len(body))
+    return body
+
+
+class Bodies:
+    """Reads bodies of at most `max_bytes` each, all that are held at a time being counted."""
+
+    def __init__(self, budget: ByteBudget, max_bytes: int) -> None:
+        self._budget = budget
+        self._max_bytes = max_bytes
+
+    def hold(self) -> Held:
+        """A share of what may be held; to be released once the request is answered."""
+        return self._budget.hold()
+
+    async def read(self, receive: Receive, sent: dict[bytes, bytes], held: Held) -> bytes:
+        """As `read_body`."""
+        return await read_body(receive, sent, self._max_bytes, held)
 
 
 def chosen_encoding(accepted: bytes, *, is_json: bool) -> bytes:

@@ -5,6 +5,7 @@ Knows no HTTP and no gRPC; each protocol adds what its headers say.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -44,7 +45,10 @@ class Call(msgspec.Struct, frozen=True):
     """How a caller wants a request run.
 
     `detached`: do not wait, the worker stores the outcome. `wait_ms`: how long to wait otherwise. `webhook` is a URL to
-    tell the outcome to, for detached requests only.
+    tell the outcome to, for detached requests only. `stored`: the worker stores the outcome although somebody waits.
+    `on_accepted` is told the job id once the broker holds the request, waiting or not. `hand_over_by_s` is when, by the
+    event loop's clock, the request must not be handed to Kafka any more; 0: never. `ends_with_caller`: when the caller
+    leaves, the request must not run any more, and nobody wants its answer.
     """
 
     id: str
@@ -58,6 +62,10 @@ class Call(msgspec.Struct, frozen=True):
     priority: int = 0
     webhook: str = ""
     caller: Caller = ANYONE
+    stored: bool = False
+    on_accepted: Callable[[str], None] | None = None
+    hand_over_by_s: float = 0.0
+    ends_with_caller: bool = False
 
 
 def clocks_of(parameters: dict[str, Any]) -> Clocks:

@@ -29,6 +29,10 @@ class Caller(msgspec.Struct, frozen=True):
         """Whether the caller may do this with that model; "*": with the installation as a whole."""
         return any(_covers(scope, operation, model) for scope in self.scopes)
 
+    def may_some(self, operation: str) -> bool:
+        """Whether the caller may do this with any model at all."""
+        return any(fnmatchcase(operation, scope.partition(":")[0]) for scope in self.scopes)
+
     def require(self, operation: str, model: str = "*") -> None:
         """Raise InferenceError(PERMISSION_DENIED) unless the caller may."""
         if not self.may(operation, model):

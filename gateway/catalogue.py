@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import structlog
@@ -21,6 +22,7 @@ class Catalogue:
         self._by_name: dict[str, ModelAnnouncement] = {}
         self._loading: dict[str, LoadProgress] = {}
         self._on_announced = on_announced
+        self._on_loading: Callable[[str, LoadProgress | None, int], None] = lambda name, progress, now_ms: None
         self.complete = False
 
     def apply(self, key: Buffer | None, value: Buffer | None) -> None:
@@ -43,6 +45,10 @@ class Catalogue:
             _log.info("learn_model", model=name, pool=announcement.pool, versions=versions, epoch=announcement.epoch)
             self._on_announced(announcement)
 
+    def observe_loading(self, note: Callable[[str, LoadProgress | None, int], None]) -> None:
+        """Call `note(model, progress, now_ms)` with each progress of a load that comes, None when there is none."""
+        self._on_loading = note
+
     def loading(self, name: str, now_ms: int) -> LoadProgress | None:
         """How far a worker is with loading the model; None when none is known to load it."""
         progress = self._loading.get(name)
@@ -53,6 +59,7 @@ class Catalogue:
         if change is None:
             return
         name, progress = change
+        self._on_loading(name, progress, time.time_ns() // 1_000_000)
         if progress is None:
             self._loading.pop(name, None)
         else:

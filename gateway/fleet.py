@@ -19,6 +19,11 @@ class Fleet:
         self._reports: dict[str, WorkerReport] = {}
         self._departed: dict[tuple[str, str], ModelStatistics] = {}
         self._changed = asyncio.Event()
+        self._observers: list[Callable[[str, WorkerReport | None], None]] = []
+
+    def observe(self, note: Callable[[str, WorkerReport | None], None]) -> None:
+        """Call `note` with each worker's report that comes, with None for a worker that has stopped."""
+        self._observers.append(note)
 
     def apply(self, key: Buffer | None, value: Buffer | None) -> None:
         """Take one control record in; other kinds than reports are left alone."""
@@ -26,6 +31,8 @@ class Fleet:
         if change is None:
             return
         worker, report = change
+        for note in self._observers:
+            note(worker, report)
         former = self._reports.pop(worker, None)
         if former is not None and (report is None or report.started_ms != former.started_ms):
             self._fold(former)

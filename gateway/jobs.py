@@ -1,161 +1,148 @@
-"""Jobs: where a request stands and how it ended, by its id alone: offsets and stored outcomes tell, there is no table.
+"""Jobs: the routes of a single job: its document, long polling, cancelling; and the statuses of many in one call.
 
-Knows no Kafka client.
+Knows no Kafka client, and not how a job's standing is found.
 """
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.backlog import Backlog
-from gateway.catalogue import Catalogue
-from gateway.job_id import Job, decode_job_id
-from gateway.outcomes import Outcomes
+from gateway.body import read_body
+from gateway.caller import caller_in
+from gateway.cancelling import Cancelling
+from gateway.job_answer import document_response, json_response, too_late
+from gateway.job_events import EVENT_STREAM, JobEvents
+from gateway.job_id import Job
+from gateway.job_watch import JobWatch
 from gateway.problem import Problem, problem_of
-from gateway.replies import RETENTION_MS
-from schemas.errors import ErrorCode, InferenceError
-from schemas.outcome import JobState, Outcome
-from schemas.record import Origin, rfc3339
-from schemas.topics import Topics
-from schemas.v2 import HEADER_LENGTH, decode_response, encode_response
+from gateway.standing import JobDocument, document_of
+from gateway.standings import Standings
+from gateway.waits import wait_of, waits_for_start
+from schemas.errors import ErrorCode, InferenceError, invalid
+from schemas.outcome import JobState
 
-_OCTETS = "application/octet-stream"
-_RETRY = {"retry-after": "1"}
+_ID_BYTES = 512  # of a JSON body, for each id that may be asked about
 
 
-class JobDocument(msgspec.Struct, frozen=True):
-    """A job as callers read it. `position`: while queued, how many requests before it are not done. `reason`: what it
-    waits for, as far as that is known.
-    """
+class _Asked(msgspec.Struct):
+    """The body of a call about many jobs."""
 
-    id: str
-    model: str
-    state: str
-    position: int | None = None
-    created_at: str | None = None
-    started_at: str | None = None
-    finished_at: str | None = None
-    error: Problem | None = None
-    links: dict[str, str] = {}
-    reason: str | None = None
+    ids: list[str]
 
 
-def job_path(job_id: str) -> str:
-    """Where a job's document is."""
-    return f"/v1/jobs/{job_id}"
+class _Told(msgspec.Struct, frozen=True):
+    """Its answer: in the order of the ids, each a job's document or what is wrong with it."""
+
+    jobs: list[JobDocument | Problem]
 
 
-def queued_document(job_id: str, model: str) -> JobDocument:
-    """The document of a job that was accepted this moment."""
-    return JobDocument(job_id, model, JobState.QUEUED.value, links=_links(job_id))
+_asked_decoder = msgspec.json.Decoder(_Asked)
 
 
 class Jobs:
-    """The routes below /v1/jobs."""
+    """The routes /v1/jobs/{id} and /v1/jobs/status."""
 
     def __init__(
-        self, *, outcomes: Outcomes, catalogue: Catalogue, backlog: Backlog, topics: Topics, job_key: bytes
+        self,
+        *,
+        standings: Standings,
+        watch: JobWatch,
+        cancelling: Cancelling,
+        events: JobEvents,
+        max_wait_s: float,
+        max_jobs: int,
     ) -> None:
-        self._outcomes = outcomes
-        self._catalogue = catalogue
-        self._backlog = backlog
-        self._topics = topics
-        self._job_key = job_key
+        """`max_jobs`: about how many one call may ask."""
+        self._standings = standings
+        self._watch = watch
+        self._cancelling = cancelling
+        self._events = events
+        self._max_wait_s = max_wait_s
+        self._max_jobs = max_jobs
 
     def routes(self) -> list[Route]:
         """What to mount."""
         return [
-            Route("/v1/jobs/{id}", self._get, methods=["GET"]),
-            Route("/v1/jobs/{id}/result", self._get_result, methods=["GET"]),
+            Route("/v1/jobs/status", self._post_status, methods=["POST"]),
+            Route("/v1/jobs/{id}", self._get_or_delete, methods=["GET", "DELETE"]),
+            Route("/v1/jobs/{id}/events", self._get_events, methods=["GET"]),
         ]
 
+    async def _get_or_delete(self, request: Request) -> Response:
+        return await (self._delete(request) if request.method == "DELETE" else self._get(request))
+
     async def _get(self, request: Request) -> Response:
+        if EVENT_STREAM in request.headers.get("accept", ""):
+            return await self._get_events(request)
         id_ = request.path_params["id"]
-        job, found = await self._look_up(id_)
-        return _json(_ended(id_, job, found) if isinstance(found, Outcome) else found)
+        job = self._standings.job(id_, caller_in(request.scope))
+        timeout_s, started = wait_of(request.query_params, self._max_wait_s), waits_for_start(request.query_params)
+        standing = await self._watch.wait(job, timeout_s=timeout_s, started=started)
+        headers = {} if standing.state.terminal else {"retry-after": "1"}
+        return document_response(request, document_of(id_, standing), headers)
 
-    async def _get_result(self, request: Request) -> Response:
-        _, found = await self._look_up(request.path_params["id"])
-        if not isinstance(found, Outcome):
-            return _json(found, status=202, headers=_RETRY)
-        if error := found.error():
-            raise error
-        if _OCTETS in request.headers.get("accept", "") and found.header_length is not None:
-            return Response(bytes(found.value), media_type=_OCTETS, headers={HEADER_LENGTH: str(found.header_length)})
-        body, _ = encode_response(decode_response(found.value, found.header_length), binary=lambda name: False)
-        return Response(body, media_type="application/json")
+    async def _delete(self, request: Request) -> Response:
+        id_, caller = request.path_params["id"], caller_in(request.scope)
+        job = self._standings.job(id_, caller)
+        standing = await self._cancelling.cancel(job, tenant=caller.tenant)
+        document = document_of(id_, standing)
+        return json_response(document) if standing.state is JobState.CANCELLED else too_late(document)
 
-    async def _look_up(self, id_: str) -> tuple[Job, Outcome | JobDocument]:
-        job = decode_job_id(id_, key=self._job_key)
-        origin = Origin(self._topics.infer(job.name), job.partition, job.offset)
-        outcome = await self._outcomes.load(origin, job.epoch)
-        if outcome is not None:
-            return job, outcome
-        model = self._catalogue.model(job.name)
-        if model.epoch != job.epoch:
-            raise _expired("the topic it was in has been deleted")
-        partitions = (await self._backlog.of_pool(model.pool))[model.topic]
-        if job.partition >= len(partitions):  # added a moment ago
-            raise InferenceError(ErrorCode.UNAVAILABLE, "the topic's new partitions are not known yet")
-        partition = partitions[job.partition]
-        if partition.progress.is_done(job.offset):
-            # Stored before it was acknowledged, so if it is to be found at all it is there now.
-            outcome = await self._outcomes.load(origin, job.epoch)
-            if outcome is not None:
-                return job, outcome
-            # The answer to a caller whose wait ran out is stored by a gateway, a moment after it was acknowledged,
-            # or when another gateway adopts it. As long as the reply exists, it is underway.
-            if not job.kept or _now_ms() - job.created_ms >= RETENTION_MS:
-                raise _expired("results are kept for a limited time")
-            return job, _unfinished(id_, job, JobState.RUNNING, None)
-        if job.offset < partition.progress.started:
-            return job, _unfinished(id_, job, JobState.RUNNING, None)
-        return job, _unfinished(id_, job, JobState.QUEUED, partition.ahead_of(job.offset), self._reason(job.name))
+    async def _get_events(self, request: Request) -> Response:
+        id_ = request.path_params["id"]
+        job = self._standings.job(id_, caller_in(request.scope))
+        return await self._events.stream(id_, job, request.headers.get("last-event-id", ""))
 
-    def _reason(self, model: str) -> str | None:
-        progress = self._catalogue.loading(model, _now_ms())
-        return None if progress is None else f"model loading, {progress.fetched_ratio:.0%} fetched"
+    async def _post_status(self, request: Request) -> Response:
+        body = await read_body(request.receive, dict(request.scope["headers"]), self._max_jobs * _ID_BYTES)
+        ids = self._ids(body)
+        caller = caller_in(request.scope)
+        found: list[JobDocument | Problem | None] = [None] * len(ids)
+        jobs: list[Job] = []
+        places: list[int] = []
+        for place, id_ in enumerate(ids):
+            try:
+                jobs.append(self._standings.job(id_, caller))
+                places.append(place)
+            except InferenceError as error:
+                found[place] = problem_of(error)
+        # One that is none is news already: nobody should wait for the others before hearing of it.
+        timeout_s = wait_of(request.query_params, self._max_wait_s) if len(jobs) == len(ids) else 0.0
+        for place, standing in zip(places, await self._watch.wait_any(jobs, timeout_s=timeout_s), strict=True):
+            if isinstance(standing, InferenceError):
+                found[place] = problem_of(standing)
+            else:
+                found[place] = document_of(ids[place], standing)
+        return json_response(_Told([each for each in found if each is not None]))
 
-
-def _unfinished(id_: str, job: Job, state: JobState, position: int | None, reason: str | None = None) -> JobDocument:
-    return JobDocument(id_, job.name, state.value, position, _time(job.created_ms), links=_links(id_), reason=reason)
-
-
-def _ended(id_: str, job: Job, outcome: Outcome) -> JobDocument:
-    error = outcome.error()
-    return JobDocument(
-        id_,
-        job.name,
-        outcome.state.value,
-        None,
-        _time(outcome.created_ms or job.created_ms),
-        _time(outcome.started_ms),
-        _time(outcome.finished_ms),
-        None if error is None else problem_of(error, request_id=outcome.id),
-        _links(id_),
-    )
+    def _ids(self, body: bytes) -> list[str]:
+        try:
+            ids = _asked_decoder.decode(body).ids
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+            raise invalid(
+                f"the body asks about no jobs: {cause}",
+                field="body",
+                value=bytes(body[:40]),
+                remedy='send {"ids": [job ids]}',
+            ) from cause
+        return bounded(ids, self._max_jobs, "ids")
 
 
-def _links(id_: str) -> dict[str, str]:
-    return {"self": job_path(id_), "result": f"{job_path(id_)}/result"}
-
-
-def _time(time_ms: int) -> str | None:
-    return rfc3339(time_ms) if time_ms > 0 else None
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _expired(why: str) -> InferenceError:
-    return InferenceError(ErrorCode.RESULT_EXPIRED, f"the result of this job is gone: {why}", field="id")
-
-
-def _json(document: JobDocument, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(document), status, headers, "application/json")
+def bounded(values: list[Any], most: int, field: str) -> list[Any]:
+    """The values. Raises InferenceError: INVALID_REQUEST for none, PAYLOAD_TOO_LARGE for more than `most`."""
+    if not values:
+        raise invalid("there is nothing in it", field=field, value=values, remedy="send one at least")
+    if len(values) > most:
+        raise InferenceError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"{len(values)} in one call are too many, this gateway takes {most}",
+            field=field,
+            value=len(values),
+            remedy="send several calls, or raise TIDEGATE_MAX_BATCH_REQUESTS",
+        )
+    return values

@@ -15,12 +15,14 @@ _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 
 class Responses(Collector):
-    """Answered inference requests: how many by status, and how long they took.
+    """Answered inference requests of one protocol: how many by status, and how long they took.
 
     The library's own counters take locks, which cost more than all else here; the event loop is one thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, head: str, protocol: str) -> None:
+        self._head = head
+        self._protocol = protocol
         self._by_status: Tally[int] = Tally()
         self._by_bucket = [0] * (len(_BOUNDS_S) + 1)
         self._sum_s = 0.0
@@ -33,14 +35,15 @@ class Responses(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families, for the registry."""
-        responses = CounterMetricFamily("tidegate_gateway_responses", "Answered inference requests.", labels=["status"])
+        what = f"Answered inference requests over {self._protocol}."
+        responses = CounterMetricFamily(f"{self._head}_responses", what, labels=["status"])
         for status, count in self._by_status.items():
             responses.add_metric([str(status)], count)
         yield responses
         bounds = [*map(str, _BOUNDS_S), "+Inf"]
         yield HistogramMetricFamily(
-            "tidegate_gateway_request_seconds",
-            "Time from an inference request's head to its answer.",
+            f"{self._head}_request_seconds",
+            f"Time from an inference request's head to its answer over {self._protocol}.",
             buckets=list(zip(bounds, map(float, accumulate(self._by_bucket)), strict=True)),
             sum_value=self._sum_s,
         )
@@ -50,10 +53,13 @@ class Metrics:
     """The gateway's metrics in a registry of their own."""
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.responses = Responses()
+        self.responses = Responses("tidegate_gateway", "HTTP")
         registry.register(self.responses)
+        # By the HTTP status of the same meaning: the table of errors has one for each code, gRPC's are fewer.
+        self.grpc_responses = Responses("tidegate_gateway_grpc", "gRPC")
+        registry.register(self.grpc_responses)
         self._in_flight = Gauge("tidegate_gateway_in_flight", "Requests being waited for.", registry=registry)
         replies = Counter(
             "tidegate_gateway_replies",
@@ -83,4 +89,4 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +20,7 @@ Headers = list[tuple[str, bytes]]
 class Handed:
     """A record that was handed over. `on_end` is called once, when the broker has taken it or it has failed."""
 
-    __slots__ = ("_flight", "_index", "headers", "on_end", "value")
+    __slots__ = ("_flight", "_index", "has_left", "headers", "is_withdrawn", "on_end", "value")
 
     def __init__(self, value: bytes, headers: Headers, on_end: Callable[[Handed], None]) -> None:
         self.value = value
@@ -26,6 +28,16 @@ class Handed:
         self.on_end = on_end
         self._flight: _Flight | None = None
         self._index = 0
+        self.has_left = False  # the client has it: it may be written, whatever anybody says
+        self.is_withdrawn = False
+
+    def withdraw(self) -> bool:
+        """Take it back: True when it will never be written, False when that is too late. `on_end` is not called."""
+        if self.has_left or self._flight is not None:
+            return self.is_withdrawn
+        self.is_withdrawn = True
+        self.value, self.headers = b"", []
+        return True
 
     @property
     def has_ended(self) -> bool:
@@ -78,7 +90,8 @@ class Outbox:
         self._producer = producer
         self._partition_count = partition_count
         self._on_error = on_error
-        self._queue: list[Handed] = []
+        self._queue: deque[Handed] = deque()
+        self._sending_since_s: float | None = None
         self._turn: int | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -93,32 +106,46 @@ class Outbox:
         while self._task is not None:
             await asyncio.wait((self._task,))
 
+    def overdue_s(self, now_s: float) -> float:
+        """For how many seconds the batch under way has been on its way; 0 when there is none. `now_s`: monotonic."""
+        return 0.0 if self._sending_since_s is None else now_s - self._sending_since_s
+
+    def fail_waiting(self, error: BaseException) -> None:
+        """End what has not left yet: it is not written. What is under way goes on."""
+        waiting, self._queue = self._queue, deque()
+        for record in waiting:
+            if not record.is_withdrawn:
+                record.end(_Flight(None, error), 0)
+
     async def _run(self) -> None:
         try:
             while self._queue:
-                queue, self._queue = self._queue, []
-                await self._send(queue)
+                self._sending_since_s = time.monotonic()
+                await self._send()
         finally:
+            self._sending_since_s = None
             self._task = None
 
-    async def _send(self, queue: list[Handed]) -> None:
-        first = 0
-        while first < len(queue):
-            end = first + 1
-            metadata, error = None, None
-            try:
-                producer, partition = self._producer(), self._next_partition()
-                batch = producer.create_batch()
-                end = first + _fill(batch, queue[first:])
-                acknowledged = await producer.send_batch(batch, self._topic, partition=partition)
-                metadata = await acknowledged
-            except Exception as caught:  # whatever it is, every record of the batch must hear of it
-                error = caught
-                self._on_error(caught)
-            flight = _Flight(metadata, error)
-            for index in range(first, end):
-                queue[index].end(flight, index - first)
-            first = end
+    async def _send(self) -> None:
+        sent: list[Handed] = []
+        metadata, error = None, None
+        try:
+            producer, partition = self._producer(), self._next_partition()
+            batch = producer.create_batch()
+            _fill(batch, self._queue, sent)
+            if not sent:  # all were withdrawn
+                return
+            acknowledged = await producer.send_batch(batch, self._topic, partition=partition)
+            metadata = await acknowledged
+        except Exception as caught:  # whatever it is, every record of the batch must hear of it
+            error = caught
+            while self._queue and not sent:  # it came before the first record was looked at, and would come again
+                if not (record := self._queue.popleft()).is_withdrawn:
+                    sent.append(record)
+            self._on_error(caught)
+        flight = _Flight(metadata, error)
+        for index, record in enumerate(sent):
+            record.end(flight, index)
 
     def _next_partition(self) -> int:
         count = self._partition_count()
@@ -127,11 +154,17 @@ class Outbox:
         return self._turn
 
 
-def _fill(batch: Any, records: list[Handed]) -> int:
-    """Put records into a batch until it is full; how many it took."""
-    for count, record in enumerate(records):
+def _fill(batch: Any, queue: deque[Handed], sent: list[Handed]) -> None:
+    """Move records from the front of the queue into the batch, and to `sent`, until the batch is full."""
+    while queue:
+        record = queue[0]
+        if record.is_withdrawn:
+            queue.popleft()
+            continue
         if batch.append(timestamp=None, key=None, value=record.value, headers=record.headers) is None:
-            if not count:  # as the client is, it takes the first record whatever its size
+            if not sent:  # as the client is, it takes the first record whatever its size
+                sent.append(queue.popleft())
                 raise ValueError(f"no batch takes a record of {len(record.value)} bytes")
-            return count
-    return len(records)
+            return
+        record.has_left = True
+        sent.append(queue.popleft())

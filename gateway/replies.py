@@ -11,11 +11,11 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import structlog
 
-from gateway.broker import Broker, BrokerError, Commit, Record
+from gateway.broker import Broker
+from gateway.kafka_client import BrokerError, Commit, Record
 from gateway.lease import free_partitions, holder, lease, pick_partition
 from gateway.metrics import Metrics
 from gateway.outcomes import Outcomes
@@ -128,8 +128,9 @@ class Replies:
             try:
                 reader = self._reader
                 if reader.orphans:
-                    await self._adopt(reader.partition, *reader.orphans)
-                    reader.orphans = None
+                    first, end = reader.orphans
+                    await self._adopt(reader.partition, first, end)
+                    reader.adopted(end)
                 await self._adopt_all()
             except (BrokerError, TimeoutError) as error:
                 _log.warning("adopt_failed", error=repr(error))
@@ -194,25 +195,33 @@ class Replies:
         """Store the outcomes of the replies in [first, end); one that is stored already stays as it is."""
         _log.info("adopt_replies", partition=partition, first=first, end=end)
         follower = self._broker.follow(self._topic, {partition: first}, group=self._group)
-        kept: list[asyncio.Future[None]] = []
-        read = asyncio.Event()
+        keeping = 0
+        read, settled = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
+        def note_kept() -> None:
+            nonlocal keeping
+            keeping -= 1
+            settled.set()
+
         def take(records: Sequence[Record]) -> None:
+            nonlocal keeping
             for record in records:
                 if record.offset < end:
-                    done: asyncio.Future[None] = loop.create_future()
-                    self._outcomes.keep_record(record, on_kept=partial(done.set_result, None))
-                    kept.append(done)
+                    keeping += 1
+                    self._outcomes.keep_record(record, on_kept=note_kept)
 
         def check() -> None:
             if follower.positions[partition] >= end:
                 read.set()
 
-        reader = loop.create_task(follower.run(take, on_poll=check), name="adopt replies")
+        adopting = follower.run(take, on_poll=check, before_poll=self._outcomes.room)
+        reader = loop.create_task(adopting, name="adopt replies")
         try:
             await read.wait()
-            await asyncio.gather(*kept)
+            while keeping:
+                settled.clear()
+                await settled.wait()
             if partition != self.partition:
                 await follower.commit(partition, Commit(end, ""))
         finally:

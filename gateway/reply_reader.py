@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gateway.broker import Commit, Follower, Record
+from gateway.follower import Follower
+from gateway.kafka_client import Commit, Record
 from gateway.metrics import Metrics
 from gateway.outcomes import Outcomes
 
@@ -36,7 +37,8 @@ class ReplyReader:
         self._unstored: set[int] = set()
         self.partition = partition
         self.is_holder = True  # False once another gateway holds the partition: it stores what is not for us
-        self.orphans: tuple[int, int] | None = None  # offsets of replies before our time that are still to be stored
+        # Offsets of replies that are still to be read again and stored: from before our time, or without room since.
+        self.orphans: tuple[int, int] | None = None
 
     async def run(self, *, on_poll: Callable[[], None]) -> None:
         """Read until cancelled; `on_poll` follows each attempt."""
@@ -44,8 +46,14 @@ class ReplyReader:
 
     async def commit(self, metadata: str) -> None:
         """Commit how far this partition is done. Raises BrokerError."""
-        offset = self.orphans[0] if self.orphans else min(self._unstored, default=self._next_offset)
+        left_out = self.orphans[:1] if self.orphans else ()
+        offset = min((*left_out, *self._unstored), default=self._next_offset)
         await self._follower.commit(self.partition, Commit(offset, metadata))
+
+    def adopted(self, end: int) -> None:
+        """What is left to be stored up to this offset is."""
+        if self.orphans is not None:
+            self.orphans = (end, self.orphans[1]) if end < self.orphans[1] else None
 
     def _take(self, records: Sequence[Record]) -> None:
         answer = self._answer
@@ -65,5 +73,9 @@ class ReplyReader:
 
     def _keep(self, record: Record) -> None:
         offset = record.offset
+        if not self._outcomes.has_room:
+            # While the store is away it stays in the topic, as what came before our time does, and is read again.
+            self.orphans = (self.orphans[0] if self.orphans else offset, offset + 1)
+            return
         self._unstored.add(offset)
         self._outcomes.keep_record(record, on_kept=lambda: self._unstored.discard(offset))

@@ -15,10 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.broker import Broker, BrokerError
+from gateway.audit import Audit
+from gateway.broker import Broker
 from gateway.caller import Caller, caller_in
 from gateway.catalogue import Catalogue
 from gateway.fleet import Fleet
+from gateway.kafka_client import BrokerError
+from gateway.management import origin_of
 from gateway.models import json_response
 from schemas.control import ModelAnnouncement
 from schemas.errors import ErrorCode, InferenceError, invalid
@@ -46,11 +49,12 @@ class IndexEntry(msgspec.Struct, frozen=True):
 class Repository:
     """Index, load and unload. `routes` are for reading, `management_routes` for whoever may manage."""
 
-    def __init__(self, *, broker: Broker, topics: Topics, catalogue: Catalogue, fleet: Fleet) -> None:
+    def __init__(self, *, broker: Broker, topics: Topics, catalogue: Catalogue, fleet: Fleet, audit: Audit) -> None:
         self._broker = broker
         self._topics = topics
         self._catalogue = catalogue
         self._fleet = fleet
+        self._audit = audit
 
     def routes(self) -> list[Route]:
         """What to mount for all callers."""
@@ -73,12 +77,25 @@ class Repository:
         ]
         return [entry for entry in entries if entry.state == "READY"] if ready else entries
 
-    async def load(self, model: str, *, caller: Caller, version: str = "") -> str:
+    async def load(self, model: str, *, caller: Caller, origin: str, version: str = "") -> str:
         """Have the model loaded by every worker of its pool that runs now; returns what came of it, in words.
 
-        Raises InferenceError: PERMISSION_DENIED, MODEL_NOT_FOUND, UNAVAILABLE when Kafka does not take the wish or the
-        workers are not done within a minute, MODEL_LOAD_FAILED with the first worker's reason.
+        `origin` is the caller's address, for the audit record. Raises InferenceError: PERMISSION_DENIED,
+        MODEL_NOT_FOUND, UNAVAILABLE when Kafka takes no audit record or wish, or the workers are not done within a
+        minute, MODEL_LOAD_FAILED with the first worker's reason.
         """
+        async with self._audit.of(caller, "load", f"{model}/{version}" if version else model, origin=origin):
+            return await self._load(model, caller, version)
+
+    async def unload(self, model: str, *, caller: Caller, origin: str) -> str:
+        """Have the model evicted from memory; its next request loads it again. Returns what came of it, in words.
+
+        Raises InferenceError: PERMISSION_DENIED, MODEL_NOT_FOUND, UNAVAILABLE when Kafka takes no audit record or wish.
+        """
+        async with self._audit.of(caller, "unload", model, origin=origin):
+            return await self._unload(model, caller)
+
+    async def _load(self, model: str, caller: Caller, version: str) -> str:
         workers = self._fleet.of_pool(self._catalogue.model(model).pool, _now_ms())
         announced, version = await self._wish("load", model, caller, version)
         if not workers:
@@ -103,11 +120,7 @@ class Repository:
                 raise InferenceError(ErrorCode.MODEL_LOAD_FAILED, f"model {model!r} does not load: {each.reason}")
         return f"loaded by {len(workers)} workers"
 
-    async def unload(self, model: str, *, caller: Caller) -> str:
-        """Have the model evicted from memory; its next request loads it again. Returns what came of it, in words.
-
-        Raises InferenceError: PERMISSION_DENIED, MODEL_NOT_FOUND, UNAVAILABLE when Kafka does not take the wish.
-        """
+    async def _unload(self, model: str, caller: Caller) -> str:
         announced, _ = await self._wish("unload", model, caller, "")
         workers = self._fleet.of_pool(announced.pool, _now_ms())
 
@@ -152,13 +165,13 @@ class Repository:
         for each in report.models if report is not None else ():
             if (each.name, each.version) == (model, version):
                 return each
-        return ModelStatistics(
-            model, version, "unloaded" if report is not None else "ready"
-        )  # who is gone holds up none
+        return ModelStatistics(model, version, "unloaded" if report is not None else _GONE)
 
     async def _post_index(self, request: Request) -> Response:
-        asked = await _body(request)
-        entries = self.index(ready=asked.get("ready") is True, caller=caller_in(request.scope))
+        ready = (await _body(request)).get("ready", False)
+        if not isinstance(ready, bool):
+            raise invalid("ready is neither true nor false", field="ready", value=ready, remedy="send true or false")
+        entries = self.index(ready=ready, caller=caller_in(request.scope))
         return json_response(entries)
 
     async def _post_load(self, request: Request) -> Response:
@@ -173,13 +186,16 @@ class Repository:
                     field=f"parameters.{name}",
                     remedy="put them into the repository; workers notice",
                 )
-        done = await self.load(model, caller=caller_in(request.scope), version=str(parameters.get("version", "")))
+        version, scope = str(parameters.get("version", "")), request.scope
+        done = await self.load(model, caller=caller_in(scope), origin=origin_of(scope), version=version)
         return json_response({"name": model, "result": done})
 
     async def _post_unload(self, request: Request) -> Response:
         model = request.path_params["model"]
         await _body(request)  # unload_dependents: no model depends on another
-        return json_response({"name": model, "result": await self.unload(model, caller=caller_in(request.scope))})
+        scope = request.scope
+        done = await self.unload(model, caller=caller_in(scope), origin=origin_of(scope))
+        return json_response({"name": model, "result": done})
 
 
 async def _body(request: Request) -> dict[str, Any]:

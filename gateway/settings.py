@@ -5,18 +5,38 @@ Must not know what the settings are used for beyond their meaning to an operator
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.settings_access import AccessSettings
+from gateway.settings_connections import ConnectionSettings
+from gateway.settings_grpc import GrpcSettings
+from gateway.settings_jobs import JobSettings
+from gateway.settings_kafka import KafkaAccessSettings
+from gateway.settings_limits import LimitSettings
+from gateway.settings_listen import ListenSettings, is_loopback
+from gateway.settings_telemetry import TelemetrySettings
+from gateway.settings_webhooks import WebhookSettings
 from schemas.errors import InferenceError
 from schemas.topics import Topics
 
 _KEY_REMEDY = "set TIDEGATE_JOB_KEY to a secret that all gateways share, made by: openssl rand -hex 32"
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(
+    ListenSettings,
+    KafkaAccessSettings,
+    AccessSettings,
+    LimitSettings,
+    ConnectionSettings,
+    JobSettings,
+    WebhookSettings,
+    GrpcSettings,
+    TelemetrySettings,
+    BaseSettings,
+):
     """The gateway of tidegate: HTTP in, Kafka records out, answers back.
 
     Every option is also an environment variable: --kafka-bootstrap is TIDEGATE_KAFKA_BOOTSTRAP. An option wins.
@@ -26,13 +46,6 @@ class GatewaySettings(BaseSettings):
         env_prefix="TIDEGATE_", cli_kebab_case=True, cli_prog_name="python -m gateway", frozen=True
     )
 
-    host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535, description="TCP port to listen on; 0: any free one, see the log.")] = (
-        8000
-    )
-    kafka_bootstrap: Annotated[str, Field(description="Kafka brokers to ask first: host:port[,host:port].")] = (
-        "localhost:9092"
-    )
     prefix: Annotated[
         str, Field(description="What the names of all topics and groups of this installation begin with.")
     ] = "tidegate"
@@ -58,9 +71,6 @@ class GatewaySettings(BaseSettings):
     replication_factor: Annotated[
         int, Field(ge=1, le=100, description="Copies of each partition of the topics that the gateway creates.")
     ] = 1
-    max_in_flight: Annotated[
-        int, Field(ge=1, description="Requests that may wait at a time; one more is answered 429.")
-    ] = 1024
     wait_s: Annotated[
         float,
         Field(ge=0, le=3600, description="Longest synchronous wait in seconds, then 202 and a job id; 0: never wait."),
@@ -90,6 +100,17 @@ class GatewaySettings(BaseSettings):
             raise ValueError("shorter than 16 characters")
         return key
 
+    @model_validator(mode="after")
+    def _management_is_guarded(self) -> Self:
+        open_to_all = self.api_keys_file is None and not self.jwt_jwks
+        manages = self.management_port is not None or self.grpc_management_port >= 0
+        if manages and open_to_all and not is_loopback(self.management_host):
+            raise ValueError(
+                f"management_host {self.management_host} can be reached from elsewhere, and nothing tells who may "
+                "manage: set api_keys_file or jwt_jwks, or use 127.0.0.1"
+            )
+        return self
+
     @field_validator("prefix")
     @classmethod
     def _usable(cls, prefix: str) -> str:
@@ -104,4 +125,6 @@ def remedy(field: str) -> str:
     """What to do about a missing or refused setting."""
     if field == "job_key":
         return _KEY_REMEDY
+    if field == "webhook_secrets":
+        return "set TIDEGATE_WEBHOOK_SECRETS to a secret made by: echo whsec_$(openssl rand -base64 32)"
     return f"see --help; as an environment variable it is TIDEGATE_{field.upper()}"

@@ -112,16 +112,18 @@ def _show_one(stack: Stack, rows: Rows, console: Console) -> None:
     name = "README.md" if "README.md" in rows else next(iter(rows))
     _say(console, f"\n[bold]1. One file, synchronously[/]: POST {INFER_PATH}, {escape(name)} as JSON")
     answer = classify_now(stack.url, rows[name])
-    output = answer.body["outputs"][0]
+    result = answer.result
+    outputs = [
+        {"name": name, "datatype": tensor.datatype, "shape": tensor.shape, "data": "..."}
+        for name, tensor in result.outputs.items()
+    ]
     shown = {
-        "model_name": answer.body["model_name"],
-        "model_version": answer.body["model_version"],
-        "outputs": [{**output, "data": "..."}],
-        "parameters": answer.body["parameters"],
+        "model_name": result.model,
+        "model_version": result.version,
+        "outputs": outputs,
+        "parameters": result.parameters,
     }
-    _say(
-        console, f"  {answer.status} in {answer.took_ms:.0f} ms, {answer.verdict.load_ms:.0f} of them to load the model"
-    )
+    _say(console, f"  200 in {answer.took_ms:.0f} ms, {answer.verdict.load_ms:.0f} of them to load the model")
     _say(console, f"  {json.dumps(shown)}", markup=False)
     _say(console, f"  {escape(name)} is [bold]{answer.verdict.label}[/], score {answer.verdict.score:.3f}")
 
@@ -139,7 +141,7 @@ def _show_jobs(stack: Stack, rows: Rows, console: Console) -> tuple[dict[str, Ve
             classify_by_jobs(stack.url, rows, on_accepted=jobs.append, on_done=lambda: progress.advance(task))
         )
         wall_s = time.perf_counter() - began_s
-    _say(console, f"  {len(jobs)} answers 202 Accepted, the first with Location: {jobs[0]}")
+    _say(console, f"  {len(jobs)} answers 202 Accepted, the first with Location: /v1/jobs/{jobs[0]}")
     return verdicts, wall_s
 
 

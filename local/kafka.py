@@ -102,6 +102,7 @@ class LocalKafka:
         port: int | None = None,
         start_timeout_s: float = 60.0,
         stop_timeout_s: float = 30.0,
+        more_properties: str = "",
     ) -> None:
         """
         Args:
@@ -109,11 +110,14 @@ class LocalKafka:
             port: the broker's port; None: a free one, chosen at the first start.
             start_timeout_s: from the process's start to its first answer.
             stop_timeout_s: from asking it to stop to killing it.
+            more_properties: lines for server.properties that win over ours; {port}, {controller_port} and {log_dir} in
+                them are filled in.
         """
         self._data_dir = data_dir
         self._port = port
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
+        self._more_properties = more_properties
         self._controller_port: int | None = None
         self._directory: Path | None = None
         self._process: GuardedProcess | None = None
@@ -241,7 +245,7 @@ class LocalKafka:
             self._directory.mkdir(parents=True, exist_ok=True)
         elif self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="tidegate-kafka-"))
-        properties = _PROPERTIES.format(
+        properties = (_PROPERTIES + self._more_properties).format(
             port=self._port, controller_port=self._controller_port, log_dir=self._kafka_data
         )
         self._properties_path.write_text(properties)

@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from kafka.admin import KafkaAdminClient
 
 from local.errors import LocalStackError
+from local.magika import OUTPUT_NAME
 from local.verdict import Verdict, ask
 from schemas.outcome import decode_outcome_record
 from schemas.record import Envelope, encode_request_record
@@ -83,4 +84,6 @@ def _add(verdicts: dict[str, Verdict], headers: list[tuple[str, bytes]], value: 
         raise AnswersMissingError(f"{outcome.id} was answered by an error: {error.message}")
     if outcome.id in verdicts:
         raise AnswersMissingError(f"{outcome.id} was answered twice")
-    verdicts[outcome.id] = Verdict.of(decode_response(outcome.value, outcome.header_length))
+    response = decode_response(outcome.value, outcome.header_length)
+    scores = next(tensor.data for tensor in response.outputs if tensor.name == OUTPUT_NAME)
+    verdicts[outcome.id] = Verdict.of(np.frombuffer(scores, dtype=np.float32), response.parameters)

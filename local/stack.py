@@ -138,6 +138,7 @@ class Stack:
             "TIDEGATE_JOB_KEY": self._job_key(),
             "TIDEGATE_HOST": "127.0.0.1",
             "TIDEGATE_PORT": str(self._wanted_port),
+            "TIDEGATE_GRPC_PORT": "0",
             "TIDEGATE_HEALTH_HOST": "127.0.0.1",
             "TIDEGATE_HEALTH_PORT": "0",
         }

@@ -3,15 +3,15 @@
 Must not know how an answer travelled: it is made from the answer's tensors and parameters, whatever brought them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from local.magika import INPUT_NAME, OUTPUT_NAME, top_label
+from local.magika import INPUT_NAME, top_label
 from schemas.request import InferenceRequest
-from schemas.response import InferenceResponse
 from schemas.tensor import Tensor
 
 
@@ -27,11 +27,9 @@ class Verdict:
     infer_ms: float = 0.0
 
     @classmethod
-    def of(cls, response: InferenceResponse) -> Self:
-        """Read an answer of the model to one row."""
-        output = next(tensor for tensor in response.outputs if tensor.name == OUTPUT_NAME)
-        label, score = top_label(np.frombuffer(output.data, dtype=np.float32))
-        told = response.parameters
+    def of(cls, scores: npt.NDArray[np.float32], told: Mapping[str, Any]) -> Self:
+        """Read the model's scores for one row, and what the answer's parameters tell."""
+        label, score = top_label(scores)
         return cls(
             label=label,
             score=score,

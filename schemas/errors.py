@@ -65,9 +65,22 @@ class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InferenceError(Exception):
-    """A failure with a code of the table, and for bad input the field, its value and the remedy."""
+    """A failure with a code of the table, and for bad input the field, its value and the remedy.
 
-    def __init__(self, code: ErrorCode, message: str, *, field: str = "", value: Any = "", remedy: str = "") -> None:
+    `retry_after_s`: when to come again, in seconds, where somebody knows; it is for the caller, and does not travel in
+    records.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        field: str = "",
+        value: Any = "",
+        remedy: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
         # Each may quote the caller's input; an answer or a dead letter must hold all of them beside it.
         self.message = _shorten(message, _MESSAGE_CHARS)
         super().__init__(self.message)
@@ -75,6 +88,7 @@ class InferenceError(Exception):
         self.field = _shorten(field)
         self.value = _shorten(value)
         self.remedy = _shorten(remedy, _MESSAGE_CHARS)
+        self.retry_after_s = retry_after_s
 
     def detail(self) -> ErrorDetail:
         """The form that travels."""
@@ -95,7 +109,7 @@ class InferenceError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Exceptions with keyword-only arguments do not copy by default; this one does."""
-        return (InferenceError.from_detail, (self.detail(),))
+        return (InferenceError.from_detail, (self.detail(),), {"retry_after_s": self.retry_after_s})
 
 
 def invalid(message: str, *, field: str, value: Any = "", remedy: str = "") -> InferenceError:

@@ -12,6 +12,7 @@ import msgspec
 
 from schemas.errors import ErrorCode, ErrorDetail, InferenceError
 from schemas.record import (
+    ATTEMPT_HEADER,
     BINARY_CONTENT,
     JSON_CONTENT,
     SPEC_VERSION,
@@ -51,8 +52,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     `value` is a v2 response (its JSON part `header_length` bytes long, None: all JSON) when `state` is SUCCEEDED,
     else the JSON of an ErrorDetail. Times are milliseconds since the epoch: created by the broker's clock, started
     and finished by the worker's; started is 0 for a request that never ran. `claim` is the object key of a value that
-    was too large for a record; `value` is empty then. A stored object always holds its value itself. `tenant` and
-    `webhook` are the request's.
+    was too large; `value` is empty then, in records and in stored objects alike. `tenant` and `webhook` are the
+    request's. `attempt` is the number of the last run, more than 1 after failures in passing.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     claim: str = ""
     tenant: str = ""
     webhook: str = ""
+    attempt: int = 1
 
     def error(self) -> InferenceError | None:
         """The error of an outcome that is no success."""
@@ -89,6 +91,8 @@ class _StoredHead(msgspec.Struct, omit_defaults=True):
     traceparent: str = ""
     tenant: str = ""
     webhook: str = ""
+    claim: str = ""
+    attempt: int = 1
 
 
 _error_decoder = msgspec.json.Decoder(ErrorDetail)
@@ -110,6 +114,17 @@ def state_of(error: InferenceError) -> JobState:
 def outcome_key(origin: Origin, epoch: int) -> str:
     """The object key of a request's outcome."""
     return f"outcomes/{origin.topic}/{epoch:08x}/{origin.partition}/{origin.offset:020d}"
+
+
+def answer_key(origin: Origin, epoch: int, unique: str, *, lasting: bool = False) -> str:
+    """The object key of an answer's value that is too large for a record or a stored outcome.
+
+    `unique` tells one run from the next: a repeat must not overwrite the value that the recorded outcome speaks of.
+    `lasting`: the answer is for consumers of the results topic, who read as late as its retention lets them; others are
+    removed when a job's result is.
+    """
+    kind = "results" if lasting else "answers"
+    return f"claims/{kind}/{origin.topic}/{epoch:08x}/{origin.partition}/{origin.offset:020d}-{unique}"
 
 
 def outcome_headers(outcome: Outcome, source: bytes) -> list[tuple[str, bytes]]:
@@ -137,6 +152,8 @@ def outcome_headers(outcome: Outcome, source: bytes) -> list[tuple[str, bytes]]:
         headers.append((TENANT_HEADER, outcome.tenant.encode()))
     if outcome.webhook:
         headers.append((WEBHOOK_HEADER, outcome.webhook.encode()))
+    if outcome.attempt != 1:
+        headers.append((ATTEMPT_HEADER, b"%d" % outcome.attempt))
     return headers
 
 
@@ -159,6 +176,7 @@ def decode_outcome_record(headers: Headers, value: Buffer | None) -> Outcome:
             got.get("tidegate-claim", b"").decode(),
             got.get(TENANT_HEADER, b"").decode(),
             got.get(WEBHOOK_HEADER, b"").decode(),
+            int(got.get(ATTEMPT_HEADER, b"1")),
         )
     except (KeyError, ValueError, AttributeError) as cause:
         raise InferenceError(
@@ -180,6 +198,8 @@ def encode_stored(outcome: Outcome) -> bytes:
             outcome.traceparent,
             outcome.tenant,
             outcome.webhook,
+            outcome.claim,
+            outcome.attempt,
         )
     )
     return b"".join((_MAGIC, len(head).to_bytes(4, "little"), head, outcome.value))
@@ -205,9 +225,10 @@ def decode_stored(data: Buffer) -> Outcome:
         head.started_ms,
         head.finished_ms,
         head.traceparent,
-        "",
+        head.claim,
         head.tenant,
         head.webhook,
+        head.attempt,
     )
 
 

@@ -27,6 +27,7 @@ EXECUTION_TIMEOUT_HEADER = "tidegate-execution-timeout-ms"
 VERSION_HEADER = "tidegate-model-version"
 TENANT_HEADER = "tidegate-tenant"
 WEBHOOK_HEADER = "tidegate-webhook"
+ATTEMPT_HEADER = "tidegate-attempt"
 REQUEST_TYPE = b"tidegate.inference.request.v1"
 SPEC_VERSION = ("ce_specversion", b"1.0")
 JSON_CONTENT = ("content-type", b"application/json")
@@ -138,7 +139,7 @@ def request_headers(envelope: Envelope, header_length: int, *, now_ms: int) -> l
     if envelope.priority:
         headers.append(("tidegate-priority", b"%d" % envelope.priority))
     if envelope.attempt != 1:
-        headers.append(("tidegate-attempt", b"%d" % envelope.attempt))
+        headers.append((ATTEMPT_HEADER, b"%d" % envelope.attempt))
     if envelope.traceparent:
         headers.append(("traceparent", envelope.traceparent.encode()))
     if envelope.claim:
@@ -183,7 +184,7 @@ def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | N
         execution_timeout_ms = _number(got[name]) if name in got else 0
         name = "tidegate-priority"
         priority = _number(got[name]) if name in got else 0
-        name = "tidegate-attempt"
+        name = ATTEMPT_HEADER
         attempt = _number(got[name]) if name in got else 1
         name = "ce_id, traceparent or another text header"
         envelope = Envelope(
@@ -205,14 +206,18 @@ def decode_envelope(headers: Headers, origin: Origin) -> tuple[Envelope, int | N
         if max(len(id_), len(envelope.traceparent), len(envelope.tenant), len(envelope.webhook)) > _MAX_TEXT_CHARS:
             raise ValueError(f"it is longer than {_MAX_TEXT_CHARS} characters")
     except (ValueError, AttributeError, TypeError) as cause:
-        raise InferenceError(
-            ErrorCode.UNDECODABLE_RECORD,
-            f"header {name!r} of the record at {origin} cannot be read: {cause}",
-            field=name,
-            value=got.get(name, b""),
-            remedy="leave the header out, or write it as the documentation of records says",
-        ) from cause
+        raise _unreadable(name, got.get(name, b""), origin, cause) from cause
     return envelope, header_length
+
+
+def _unreadable(name: str, value: bytes, origin: Origin, cause: Exception) -> InferenceError:
+    return InferenceError(
+        ErrorCode.UNDECODABLE_RECORD,
+        f"header {name!r} of the record at {origin} cannot be read: {cause}",
+        field=name,
+        value=value,
+        remedy="leave the header out, or write it as the documentation of records says",
+    )
 
 
 def _number(text: bytes) -> int:

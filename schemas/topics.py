@@ -16,6 +16,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _HIGH = ".high"  # the suffix of a model's topic for priority requests
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
+# How the control topic is made, whoever needs it first. Workers report every few seconds and everyone who starts reads
+# the topic whole: what is out of date must go soon, and only closed segments are compacted.
+CONTROL_CONFIGS = {
+    "cleanup.policy": "compact",
+    "message.timestamp.type": "LogAppendTime",
+    "segment.bytes": str(16 * 1024 * 1024),
+    "segment.ms": "600000",
+    "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": "3600000",
+}
+
 
 class Topics(msgspec.Struct, frozen=True):
     """The topics of one installation, all below `prefix`."""
@@ -52,6 +63,27 @@ class Topics(msgspec.Struct, frozen=True):
     def control(self) -> str:
         """Compacted: announced models, and later cancellations."""
         return f"{self.prefix}.control"
+
+    @property
+    def audit(self) -> str:
+        """Who managed what."""
+        return f"{self.prefix}.audit"
+
+    @property
+    def webhooks_retry(self) -> str:
+        """Webhook deliveries that wait for their next attempt."""
+        return f"{self.prefix}.webhooks.retry"
+
+    @property
+    def webhooks_dead(self) -> str:
+        """Webhook deliveries that were given up."""
+        return f"{self.prefix}.webhooks.dead"
+
+    @property
+    def webhooks_source(self) -> str:
+        """What webhooks are delivered from, as a regular expression: all results topics and the retry topic."""
+        head = re.escape(f"{self.prefix}.")
+        return rf"{head}(?:results\..+|webhooks\.retry)$"
 
     def group(self, pool: str) -> str:
         """The consumer group of a pool."""

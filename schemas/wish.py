@@ -17,7 +17,10 @@ _RECENT_MS = 10 * 60_000  # a worker that starts up to so much later still fulfi
 
 
 class ModelWish(msgspec.Struct, frozen=True):
-    """`version` is empty for the default one. `at_ms`: Unix time, by the gateway's clock."""
+    """`version` is empty for the default one, in an unload for all that are loaded.
+
+    `at_ms`: Unix time, by the gateway's clock.
+    """
 
     action: Literal["load", "unload"]
     at_ms: int

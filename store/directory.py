@@ -88,6 +88,11 @@ class DirectoryStore:
         with _translated("delete", key), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             os.unlink(os.path.join(self._located(parent), name))
 
+    def presign(self, key: str, *, expires_s: int, content_type: str = "") -> str | None:
+        """See ObjectStore.presign: a directory has no URLs for others."""
+        check_key(key)
+        return None
+
     def list_children(self, prefix: str) -> builtins.list[str]:
         """See ObjectStore.list_children. Raises StoreUnavailable when the root is not there."""
         prefix = check_prefix(prefix)

@@ -96,6 +96,13 @@ class ObjectStore(Protocol):
     def delete(self, key: str) -> None:
         """Remove an object; an absent one is fine."""
 
+    def presign(self, key: str, *, expires_s: int, content_type: str = "") -> str | None:
+        """A URL at which anyone may read the object, and nothing else, for so long; None when the store has no such.
+
+        Whoever reads is told `content_type`. Whether the object is there is not looked at. Credentials that end sooner
+        end the URL with them.
+        """
+
     def list_children(self, prefix: str) -> builtins.list[str]:
         """The names right below a prefix, sorted; one that holds more carries a trailing '/'.
 

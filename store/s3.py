@@ -143,6 +143,13 @@ class S3Store:
         with _translated("delete", key):
             self._connected().delete_object(**address)
 
+    def presign(self, key: str, *, expires_s: int, content_type: str = "") -> str | None:
+        """See ObjectStore.presign."""
+        request = self._address(key) | ({"ResponseContentType": content_type} if content_type else {})
+        with _translated("sign", key):
+            url: str = self._connected().generate_presigned_url("get_object", Params=request, ExpiresIn=expires_s)
+            return url
+
     def list_children(self, prefix: str) -> builtins.list[str]:
         """See ObjectStore.list_children."""
         children: builtins.list[str] = []

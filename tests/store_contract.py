@@ -2,8 +2,10 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from store import KeyRefused, ObjectNotFound, ObjectStore, open_store
@@ -151,7 +153,7 @@ class StoreContract:
 
     def test_bad_keys_are_refused(self, store: ObjectStore, tmp_path: Path) -> None:
         for key in BAD_KEYS:
-            for call in (store.get, store.head, store.delete):
+            for call in (store.get, store.head, store.delete, partial(store.presign, expires_s=1)):
                 with pytest.raises(KeyRefused, match="refused"):
                     call(key)
             for if_absent in (False, True):
@@ -205,6 +207,16 @@ class StoreContract:
         store.put("k", b"x")
         with pytest.raises(FileNotFoundError):
             store.download("k", tmp_path / "missing" / "file")
+
+    def test_a_presigned_url_gives_the_object_to_anyone_where_there_is_one(self, store: ObjectStore) -> None:
+        store.put("claims/ü x", b"0123456789")
+        url = store.presign("claims/ü x", expires_s=60, content_type="application/octet-stream; length=3")
+        if url is None:  # a directory
+            return
+        got = httpx.get(url, trust_env=False)
+        assert (got.content, got.headers["content-type"]) == (b"0123456789", "application/octet-stream; length=3")
+        part = httpx.get(url, headers={"range": "bytes=2-4"}, trust_env=False)
+        assert (part.status_code, part.content) == (206, b"234")
 
     def test_url_opens_the_same_store(self, store: ObjectStore) -> None:
         store.put("a/k", b"x")

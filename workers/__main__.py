@@ -9,7 +9,8 @@ import logging
 import sys
 
 import structlog
-from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict, get_subcommand
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliSubCommand, SettingsConfigDict, SettingsError, get_subcommand
 
 from workers.settings import CheckSettings, ReplaySettings, ScoreSettings, ServeSettings, WorkerSettings
 
@@ -20,8 +21,10 @@ class Serve(ServeSettings):
     def cli_cmd(self) -> None:
         """Run until stopped."""
         from workers.serve import serve
+        from workers.telemetry import spans
 
-        serve(self)
+        with spans():
+            serve(self)
 
 
 class Announce(WorkerSettings):
@@ -117,7 +120,16 @@ def main() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    CliApp.run(Workers)
+    try:
+        CliApp.run(Workers)
+    except ValidationError as error:  # its own text would quote what was given, passwords among it
+        for fault in error.errors(include_url=False, include_input=False):
+            field = str(fault["loc"][-1]) if fault["loc"] else "settings"
+            print(f"workers: {field}: {fault['msg']}; see --help", file=sys.stderr)
+        sys.exit(2)
+    except SettingsError as error:
+        print(f"workers: {error}; see --help", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from workers.work import Work
 class Batch:
     """Requests that run together. `rows` are per request; times are microseconds of the monotonic clock.
 
-    `load_begun_us`, `ready_us`: of the model's last load, 0 when it never had to be waited for.
+    `load_begun_us`, `ready_us`: of the model's last load, 0 when it never had to be waited for. `begun_us`: when its
+    instance began with it, 0 before; the instance's thread sets it.
     """
 
     works: Sequence[Work]
@@ -28,37 +29,40 @@ class Batch:
     assembled_us: int = 0
     load_begun_us: int = 0
     ready_us: int = 0
+    begun_us: int = 0
 
     @property
     def total_rows(self) -> int:
         """Rows of all requests together."""
         return sum(self.rows)
 
-    def late(self, now_ms: int) -> list[int]:
+    def out(self, now_ms: int) -> list[int]:
         """Which of the requests must not be run any more, by the wall clock: it was cut in time, and had to wait."""
         return [
             number
             for number, work in enumerate(self.works)
-            if (begin_by := work.envelope.begin_by) is not None and begin_by.passed(now_ms)
+            if work.is_over or ((begin_by := work.begin_by) is not None and begin_by.passed(now_ms))
         ]
 
     def singles(self) -> list[Batch]:
-        """Each request as a batch of its own."""
+        """Each request that has no outcome yet as a batch of its own."""
         return [
-            replace(self, works=[work], rows=[rows], arrived_us=[arrived_us])
+            replace(self, works=[work], rows=[rows], arrived_us=[arrived_us], begun_us=0)
             for work, rows, arrived_us in zip(self.works, self.rows, self.arrived_us, strict=True)
+            if not work.is_over
         ]
 
 
 @dataclass(slots=True, eq=False)
 class Finished:
-    """A batch that has run. `runs` counts calls of the backend: 1, more after a failure."""
+    """A batch that has run. `runs` counts calls of the backend: 1, more after a failure. `out_rows` were not run."""
 
     batch: Batch
     parts: list[Part]
     begun_us: int
     ended_us: int
     runs: int
+    out_rows: int = 0
     out_of_memory_rows: list[int] = field(default_factory=list)  # that had no memory, in the order of being tried
 
 
@@ -89,10 +93,23 @@ def after_hanging(model: str, batch: Batch, timeout_ms: int) -> tuple[list[Batch
     return [], error
 
 
-def too_late(model: str) -> InferenceError:
-    """The end of a request whose deadline passed before it could run."""
+def too_late(model: str, work: Work, now_ms: int) -> InferenceError:
+    """The end of a request that was not begun in time."""
+    deadline = work.envelope.deadline
+    clock = "deadline" if deadline is not None and deadline.passed(now_ms) else "time to start"
     return InferenceError(
         ErrorCode.DEADLINE_EXCEEDED,
-        f"the deadline passed before model {model!r} could run the request",
+        f"the {clock} passed before model {model!r} could run the request",
         remedy="allow more time, or add workers",
+    )
+
+
+def ran_too_long(model: str, timeout_ms: int) -> InferenceError:
+    """The end of a request that runs for longer than it may."""
+    return InferenceError(
+        ErrorCode.EXECUTION_TIMEOUT,
+        f"model {model!r} did not end within the request's execution timeout of {timeout_ms} ms",
+        field="execution_timeout_ms",
+        value=timeout_ms,
+        remedy="allow the request more time to run, or send less in one request",
     )

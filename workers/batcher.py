@@ -22,9 +22,10 @@ from workers.admission import Admission
 from workers.batch_group import Group
 from workers.batch_policy import BatchPolicy
 from workers.batch_sizing import Durations, Sizing
+from workers.clocks import Clocks, is_hopeless
 from workers.entry import DELAYED_RANK, Entry
 from workers.refusal import Refusal
-from workers.timetable import NEVER_US, Timetable
+from workers.timetable import NEVER_US
 
 __all__ = ["BatchPolicy", "Batcher", "Entry", "Refusal"]
 
@@ -53,7 +54,8 @@ class Batcher(Generic[T]):
         self._full_rows = policy.full_rows
         self._is_ranked = policy.is_ranked
         self._groups: dict[Hashable, Group[T]] = {}
-        self._deadlines: Timetable[T] = Timetable()
+        self._clocks: Clocks[T] = Clocks()
+        self._deadlines = self._clocks.deadlines
         self._admission: Admission[T] = Admission(policy)
         self._refused: list[tuple[Entry[T], Refusal]] = []
         self._delayed_rows = 0
@@ -83,10 +85,13 @@ class Batcher(Generic[T]):
         group.rows += rows
         self.rows += rows
         self.requests += 1
-        if entry.deadline_us is not None:
+        if (entry.deadline_us is not None or entry.start_by_us is not None) and self._clocks.put(entry):
             self.is_timed = True
-            self._deadlines.put(entry.deadline_us, entry)
         return None
+
+    def queued(self) -> list[Entry[T]]:
+        """What is in the queue now, to be looked at."""
+        return [entry for group in self._groups.values() for entry in group.in_order(-NEVER_US)]
 
     def remove(self, entry: Entry[T]) -> bool:
         """Take a request out, for example one that was cancelled. False if it had left already."""
@@ -99,10 +104,9 @@ class Batcher(Generic[T]):
         """Take everything out, also what was refused and not taken yet: as when the model cannot be loaded."""
         taken = [entry for entry, _ in self._refused]
         self._refused.clear()
-        for group in list(self._groups.values()):
-            for entry in list(group.in_order(-NEVER_US)):
-                self._leave(group, entry)
-                taken.append(entry)
+        for entry in self.queued():
+            self._leave(self._groups[entry.signature], entry)
+            taken.append(entry)
         return taken
 
     def take_refused(
@@ -115,16 +119,16 @@ class Batcher(Generic[T]):
     ) -> list[tuple[Entry[T], Refusal]]:
         """Take out every request that is not to be run any more, with the reason. They must be answered.
 
-        EXPIRED: the deadline has passed. TIMED_OUT: its queue policy rejects it. HOPELESS: its deadline passes before
-        a batch of it alone could end, started at once, or at `free_us` where that is known and to come. OVERLOADED:
-        see batch_sizing.py; `cut` decides that.
+        EXPIRED: the deadline has passed. UNSTARTED: it had to begin by now. TIMED_OUT: its queue policy rejects it.
+        HOPELESS: its deadline passes before a batch of it alone could end, started at once, or at `free_us` where that
+        is known and to come. OVERLOADED: see batch_sizing.py; `cut` decides that.
         """
         if not self.is_timed:
             return []
         self._advance(now_us)
         if durations is not None:
             start_us = now_us if free_us is None else max(now_us, free_us)
-            while (entry := self._deadlines.first()) is not None and _is_hopeless(entry, start_us, durations):
+            while (entry := self._deadlines.first()) is not None and is_hopeless(entry, start_us, durations):
                 if not self._give_up(entry, instance_free):
                     break
         refused, self._refused = self._refused, []
@@ -204,8 +208,8 @@ class Batcher(Generic[T]):
 
     def _advance(self, now_us: int) -> None:
         """Refuse what has expired; refuse or delay what has waited too long."""
-        while (entry := self._deadlines.take_due(now_us)) is not None:
-            self._refuse(entry, Refusal.EXPIRED)
+        while (passed := self._clocks.take_passed(now_us)) is not None:
+            self._refuse(*passed)
         while (entry := self._admission.timeouts.take_due(now_us)) is not None:
             if self._admission.is_to_reject(entry):
                 self._refuse(entry, Refusal.TIMED_OUT)
@@ -217,23 +221,22 @@ class Batcher(Generic[T]):
             self._delayed_rows += entry.rows
 
     def _next_refusal_us(self, durations: Durations | None) -> int:
-        due_us = self._deadlines.first_us()
-        nearest = self._deadlines.first()
-        if nearest is not None and durations is not None:
-            due_us -= (durations.estimate_us(nearest.rows) or 1) - 1
-        return min(due_us, self._admission.timeouts.first_us())
+        return min(self._clocks.next_refusal_us(durations), self._admission.timeouts.first_us())
 
     def _urgent(self, durations: Durations | None, cap_rows: int) -> tuple[int, Group[T] | None]:
-        """When the group with the nearest deadline must leave as it is now, to meet it."""
+        """When which group must leave as it is then, to begin in time or to meet its nearest deadline."""
+        start_us, first = self._clocks.first_to_start()
+        urgent = None if first is None else self._groups[first.signature]
         nearest = self._deadlines.first()
         if nearest is None or nearest.is_delayed or durations is None:
-            return NEVER_US, None
+            return start_us, urgent
         group = self._groups[nearest.signature]
         rows = nearest.rows if self.policy.alone else max(nearest.rows, min(group.rows, cap_rows))
         took_us = durations.estimate_us(rows)
         if took_us is None:
-            return NEVER_US, None
-        return self._deadlines.first_us() - took_us - took_us // _HASTE, group
+            return start_us, urgent
+        leave_us = self._deadlines.first_us() - took_us - took_us // _HASTE
+        return (leave_us, group) if leave_us < start_us else (start_us, urgent)
 
     def _may_prepare(self, now_us: int, durations: Durations | None, cap_rows: int) -> bool:
         took_us = durations.estimate_us(cap_rows) if durations is not None else None
@@ -298,7 +301,7 @@ class Batcher(Generic[T]):
             queued: list[Entry[T]] = []
             rows = 0
             for entry in group.in_order(aged_us):
-                if _is_hopeless(entry, now_us, durations) and self._give_up(entry, instance_free):
+                if is_hopeless(entry, now_us, durations) and self._give_up(entry, instance_free):
                     continue
                 queued.append(entry)
                 rows += entry.rows
@@ -339,10 +342,3 @@ class Batcher(Generic[T]):
             self._admission.leave(entry)
         if not group.rows:
             del self._groups[group.signature]
-
-
-def _is_hopeless(entry: Entry[T], start_us: int, durations: Durations) -> bool:
-    if entry.deadline_us is None:
-        return False
-    took_us = durations.estimate_us(entry.rows)
-    return took_us is not None and start_us + took_us > entry.deadline_us

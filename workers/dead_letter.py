@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from schemas.errors import ErrorCode, InferenceError, shown
-from schemas.record import DEADLINE_HEADER, VERSION_HEADER, Headers, Origin
+from schemas.record import DEADLINE_HEADER, START_BY_HEADER, VERSION_HEADER, Headers, Origin
 from workers.delivery import Delivery
 
 STAGES = ("decode", "queue", "load", "infer")
@@ -27,7 +27,9 @@ _CAUSE_CHARS = 2000  # a cause may quote the record, which is here already
 _MAX_DIGITS = 18  # of an int64
 _MAX_REPLAYED = 10_000  # letters that one note may tell of; bounds what a hostile one can make us do
 # Who waited has gone, and its time is over; a job's recorded end stands (see `replayed_request`).
-_NOT_REPLAYED = frozenset({"tidegate-reply-to", DEADLINE_HEADER, "tidegate-stored", _ATTEMPT, _REPLAY_OF, "ce_id"})
+_NOT_REPLAYED = frozenset(
+    {"tidegate-reply-to", DEADLINE_HEADER, START_BY_HEADER, "tidegate-stored", _ATTEMPT, _REPLAY_OF, "ce_id"}
+)
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

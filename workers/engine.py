@@ -8,21 +8,34 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
+import msgspec
+
 from schemas.errors import ErrorCode, InferenceError
+from schemas.model import ModelRef
 from schemas.record import Envelope, decode_envelope, decode_value
 from store.object_store import KeyRefused, ObjectNotFound
+from workers.answers import Answers
+from workers.cancellations import Cancellations
 from workers.delivery import Delivery, Exhausted, Intake
 from workers.lane import Lane, now_us
 from workers.model_cache import ModelCache
 from workers.resident import ModelKey
 from workers.served import ServedModel, ServedModels
+from workers.statistics import Statistics
 from workers.work import Recorder, Work
 
 _CLAIMS_AT_ONCE = 4  # large values being fetched: each is in memory before it counts as queued
 _MAX_CLAIMS = 256  # large values waiting for their turn
+
+
+class QueueRoom(msgspec.Struct, frozen=True):
+    """What of one model may wait in memory; beyond it its topic is paused."""
+
+    max_requests: int
+    max_bytes: int
 
 
 class Engine:
@@ -36,10 +49,11 @@ class Engine:
         intake: Intake,
         recorder: Recorder,
         tasks: asyncio.TaskGroup,
-        max_queued_requests: int,
-        max_queued_bytes: int,
+        room: QueueRoom,
+        cancelled: Cancellations | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
-        """`tasks` is the lifetime of work. The bounds are per model; beyond them its topic is paused.
+        """`tasks` is the lifetime of work. `cancelled`: who must not run; `cancel` says that there are more of them.
 
         `fall_back`, which may be set, is asked once for a model version that does not load: true when the model is
         served in another version from then on.
@@ -49,8 +63,9 @@ class Engine:
         self._served = served
         self._models = models
         self._tasks = tasks
-        self._max_queued_requests = max_queued_requests
-        self._max_queued_bytes = max_queued_bytes
+        self._room = room
+        self._cancelled = cancelled if cancelled is not None else Cancellations()
+        self._statistics = statistics if statistics is not None else Statistics()
         self._intake = intake
         self._recorder = recorder
         self._lanes: dict[str, dict[ModelKey, Lane]] = defaultdict(dict)  # by model
@@ -91,11 +106,20 @@ class Engine:
             for lane in lanes.values():
                 lane.close()
 
+    def cancel(self, topics: Iterable[str]) -> None:
+        """Requests of these topics were cancelled: end those that are here. Who comes later is ended on arrival."""
+        for topic in topics:
+            if self._served.has_topic(topic):
+                for lane in list(self._lanes[self._served.of_topic(topic).config.name].values()):
+                    lane.cancel(self._cancelled)
+
     def _accept(self, delivery: Delivery, received_us: int) -> Lane | None:
         """Decode one record and queue it; a record that cannot be is answered here and now."""
         envelope = Envelope(str(delivery.origin))
         try:
             envelope, header_length = decode_envelope(delivery.headers, delivery.origin)
+            if self._cancelled.count and self._is_cancelled(delivery, envelope):
+                return None
             if envelope.claim:
                 self._claims += 1
                 self._claims_done.clear()
@@ -104,8 +128,22 @@ class Engine:
                 return None
             return self._queue(delivery, envelope, delivery.value, header_length, received_us)
         except InferenceError as error:
-            self._recorder.fail(delivery, envelope, error, stage="decode")
+            self._fail(delivery, envelope, error)
             return None
+
+    def _is_cancelled(self, delivery: Delivery, envelope: Envelope) -> bool:
+        """Whether it is cancelled; then it is answered."""
+        if not self._cancelled.has(delivery.origin):
+            return False
+        self._fail(delivery, envelope, self._cancelled.error(delivery.origin), stage="queue")
+        return True
+
+    def _fail(self, delivery: Delivery, envelope: Envelope, error: InferenceError, *, stage: str = "decode") -> None:
+        """A request ends before it is known which version it is for; it counts for the default one."""
+        metadata = self._served.of_topic(delivery.partition.topic).metadata
+        arrived_us = delivery.partition.clock.arrival_us(delivery.appended_ms, now_us())
+        self._statistics.of(ModelRef(metadata.name, metadata.versions[-1])).note_failure(now_us() - arrived_us)
+        self._recorder.fail(delivery, envelope, error, stage=stage)
 
     async def _accept_claimed(self, delivery: Delivery, envelope: Envelope, header_length: int | None) -> None:
         model = self._served.of_topic(delivery.partition.topic).config.name
@@ -115,6 +153,8 @@ class Engine:
                     self._resumed.clear()
                     await self._resumed.wait()
                 value = await self._recorder.fetch_claim(envelope.claim)
+            if self._cancelled.count and self._is_cancelled(delivery, envelope):
+                return
             self._queue(delivery, envelope, value, header_length, now_us()).pump()
         except (ObjectNotFound, KeyRefused) as cause:
             error = InferenceError(
@@ -124,9 +164,9 @@ class Engine:
                 value=envelope.claim,
             )
             error.__cause__ = cause
-            self._recorder.fail(delivery, envelope, error, stage="decode")
+            self._fail(delivery, envelope, error)
         except InferenceError as error:
-            self._recorder.fail(delivery, envelope, error, stage="decode")
+            self._fail(delivery, envelope, error)
         finally:
             self._claims -= 1
             if not self._claims:
@@ -141,7 +181,8 @@ class Engine:
         version = model.metadata.resolve(envelope.model_version)
         rows = model.metadata.check(request)
         lane = self._lane(model, version)
-        lane.offer(Work(delivery, envelope, request, len(value or b"")), rows, received_us)
+        work = Work(delivery, envelope, request, len(value or b""))
+        lane.offer(work, rows, received_us, is_timed=model.is_timed)
         return lane
 
     def _lane(self, model: ServedModel, version: str) -> Lane:
@@ -153,7 +194,14 @@ class Engine:
                 key,
                 model.config,
                 models=self._models,
-                recorder=self._recorder,
+                answers=Answers(
+                    key.ref,
+                    self._recorder,
+                    self._statistics.of(key.ref),
+                    in_order=model.config.preserve_ordering,
+                    batched=model.config.max_batch_size > 0,
+                    labels=model.labels,
+                ),
                 intake=self._intake,
                 tasks=self._tasks,
                 on_change=lambda: self._bound(key.ref.name),
@@ -198,8 +246,8 @@ class Engine:
     def _fill(self, model: str) -> float:
         lanes = self._lanes[model].values()
         return max(
-            sum(lane.queued_requests for lane in lanes) / self._max_queued_requests,
-            sum(lane.queued_bytes for lane in lanes) / self._max_queued_bytes,
+            sum(lane.queued_requests for lane in lanes) / self._room.max_requests,
+            sum(lane.queued_bytes for lane in lanes) / self._room.max_bytes,
         )
 
     def _pause(self, model: str, paused: bool) -> None:

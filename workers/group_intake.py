@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 import structlog
 
 from schemas.errors import InferenceError
+from schemas.kafka_connection import KafkaConnection
 from workers.acks import AckTracker
 from workers.arrival import BrokerClock
 from workers.delivery import Delivery, Partition
@@ -36,7 +37,7 @@ class GroupIntake(Receipts):
     def __init__(
         self,
         *,
-        bootstrap: str,
+        kafka: KafkaConnection,
         group: str,
         topics: Iterable[str],
         clock_seed_us: int | None = None,
@@ -46,8 +47,8 @@ class GroupIntake(Receipts):
         """`clock_seed_us`: see workers/arrival.py."""
         super().__init__()
         self._clock_seed_us = clock_seed_us
-        self._reader = Reader(bootstrap=bootstrap)
-        self._member = Member(bootstrap=bootstrap, group=group, topics=topics, session_timeout_s=session_timeout_s)
+        self._reader = Reader(kafka=kafka)
+        self._member = Member(kafka=kafka, group=group, topics=topics, session_timeout_s=session_timeout_s)
         self._holdings = Holdings()
         self._part_timeout_s = part_timeout_s
         self._adopting: asyncio.Task[None] | None = None
@@ -147,6 +148,10 @@ class GroupIntake(Receipts):
                     log.warning("commit_refused", error=error.message)
                     return
                 await asyncio.sleep(_COMMIT_RETRY_S)
+
+    def committed(self, key: Key) -> int | None:
+        """Up to where everything is done and committed, of a partition that is ours; None: not ours, or not known."""
+        return self._holdings.committed(key)
 
     def claim(self, *, is_member: bool) -> Collection[Key]:
         """See Rounds."""

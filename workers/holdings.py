@@ -92,6 +92,11 @@ class Holdings:
                     changed[key] = progress
         return changed
 
+    def committed(self, key: Key) -> int | None:
+        """Up to where everything is done and committed, of a partition that is ours; None: not ours, or not known."""
+        progress = self._committed.get(key)
+        return None if progress is None else progress.committed
+
     def note_committed(self, committed: Mapping[Key, Progress]) -> None:
         """The group has taken this."""
         for key, progress in committed.items():

@@ -219,13 +219,16 @@ class Instance:
         submission.has_begun = True
         batch, arrays = submission.batch, submission.arrays
         finished = Finished(batch, [], _now_us(), 0, 0)
+        batch.begun_us = finished.begun_us
+        now_ms = time.time_ns() // 1_000_000
         first = 0
-        for late in (*batch.late(time.time_ns() // 1_000_000), len(batch.works)):
-            if first < late:
-                self._bisect(finished, arrays, first, late - first)
-            if late < len(batch.works):
-                finished.parts.append(Part(late, 1, None, too_late(self._config.name)))
-            first = late + 1
+        for out in (*batch.out(now_ms), len(batch.works)):
+            if first < out:
+                self._bisect(finished, arrays, first, out - first)
+            if out < len(batch.works):
+                finished.parts.append(Part(out, 1, None, too_late(self._config.name, batch.works[out], now_ms)))
+                finished.out_rows += batch.rows[out]
+            first = out + 1
         finished.ended_us = _now_us()
         submission.finished = finished
         return lambda: self._loop.call_soon_threadsafe(self._tell, submission)

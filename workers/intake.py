@@ -26,9 +26,11 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from schemas.errors import ErrorCode, InferenceError
+from schemas.kafka_connection import KafkaConnection
 from schemas.progress import Progress
 from workers.deal import Claim, deal
 from workers.holdings import Commit, Key, Rounds
+from workers.publisher import client_options
 
 _FETCH_WAIT_MS = 500
 _FETCH_RECORDS = 1000
@@ -45,9 +47,11 @@ _LATER = (IllegalGenerationError, RebalanceInProgressError)  # a round is ending
 class Reader:
     """Reads the partitions it is told to; knows no group."""
 
-    def __init__(self, *, bootstrap: str, committed_only: bool = False, partition_fetch_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, *, kafka: KafkaConnection, committed_only: bool = False, partition_fetch_bytes: int = 1 << 20
+    ) -> None:
         """`committed_only`: nothing of transactions that are open or were aborted."""
-        self._bootstrap = bootstrap
+        self._kafka = kafka
         self._isolation_level = "read_committed" if committed_only else "read_uncommitted"
         self._partition_fetch_bytes = partition_fetch_bytes
         self._consumer: AIOKafkaConsumer | None = None
@@ -57,7 +61,7 @@ class Reader:
     async def open(self) -> None:
         """Connect. Raises InferenceError(UNAVAILABLE) if no broker answers."""
         consumer = self._consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap,
+            **client_options(self._kafka),
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             isolation_level=self._isolation_level,
@@ -69,7 +73,7 @@ class Reader:
             await consumer.start()
         except KafkaError as cause:
             await self.close()
-            raise _unavailable(f"no broker at {self._bootstrap}", cause) from cause
+            raise _unavailable(f"no broker at {self._kafka.bootstrap}", cause) from cause
 
     async def close(self) -> None:
         """Disconnect."""
@@ -145,8 +149,8 @@ class Reader:
 class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka publishes no types
     """A member of a group, as long as it is open."""
 
-    def __init__(self, *, bootstrap: str, group: str, topics: Iterable[str], session_timeout_s: float) -> None:
-        self._bootstrap = bootstrap
+    def __init__(self, *, kafka: KafkaConnection, group: str, topics: Iterable[str], session_timeout_s: float) -> None:
+        self._kafka = kafka
         self._group = group
         self._topics = list(topics)
         self._session_timeout_s = session_timeout_s
@@ -158,7 +162,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka publi
     async def open(self, rounds: Rounds) -> None:
         """Connect, and begin to join. Raises InferenceError(UNAVAILABLE) if no broker answers."""
         self._rounds = rounds
-        self._client = AIOKafkaClient(bootstrap_servers=self._bootstrap, metadata_max_age_ms=_METADATA_AGE_MS)
+        self._client = AIOKafkaClient(**client_options(self._kafka), metadata_max_age_ms=_METADATA_AGE_MS)
         try:
             await self._client.bootstrap()
         except KafkaError as cause:
@@ -269,12 +273,12 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka publi
         return self._coordinator
 
 
-async def topic_commits(bootstrap: str, group: str, topic: str) -> dict[Key, Commit]:
+async def topic_commits(kafka: KafkaConnection, group: str, topic: str) -> dict[Key, Commit]:
     """What a group has committed of each partition of a topic, without joining it; empty: there is no such topic.
 
     Patient with a coordinator that is still being made. Raises InferenceError(UNAVAILABLE).
     """
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    admin = AIOKafkaAdminClient(**client_options(kafka))
     with _translated(f"cannot read topic {topic!r}"):
         try:
             await admin.start()

@@ -12,26 +12,27 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from schemas.errors import InferenceError
 from workers.answers import Answers
+from workers.assembly import Assembly
 from workers.batch import Arrays
 from workers.batch_layout import BatchLayout
 from workers.batch_policy import batch_policy
 from workers.batch_run import Batch, Finished
 from workers.batcher import Batcher, Entry
+from workers.cancellations import Cancellations
 from workers.delivery import Intake
 from workers.instance import MAX_IN_FLIGHT, Instance
 from workers.metrics import QUEUED_ROWS
 from workers.model_cache import ModelCache
 from workers.model_config import ModelConfig
 from workers.model_use import ModelUse
+from workers.request_entry import entry_of, read_clocks
 from workers.reruns import Reruns
 from workers.resident import ModelKey
-from workers.work import Recorder, Work
-
-_ASSEMBLE_INLINE_BYTES = 256 * 1024  # about 20 us of copying; beyond it a thread does it
+from workers.under_way import UnderWay
+from workers.work import Work
 
 
 def now_us() -> int:
@@ -48,7 +49,7 @@ class Lane:
         config: ModelConfig,
         *,
         models: ModelCache,
-        recorder: Recorder,
+        answers: Answers,
         intake: Intake,
         tasks: asyncio.TaskGroup,
         on_change: Callable[[], None],
@@ -57,16 +58,17 @@ class Lane:
         """`on_failing` is asked when the model does not load: true if something else is tried, so nobody is failed."""
         self.key = key
         self._config = config
-        self._tasks = tasks
         self._intake = intake
         self._on_change = on_change
         self._on_failing = on_failing
         self._failure: InferenceError | None = None  # why the model did not load, while something else is tried
         self._use = ModelUse(key, config, models=models, tasks=tasks, on_change=self.pump)
-        self._answers = Answers(key.ref, recorder, in_order=config.preserve_ordering)
+        self._answers = answers
         self._layout = BatchLayout(config)
+        self._assembly = Assembly(self._layout, tasks=tasks, on_finished=self._finish, on_abandoned=self._run_elsewhere)
         self._batcher: Batcher[Work] = Batcher(batch_policy(config))
-        self._reruns = Reruns(key.ref, self._answers, offer=self._offer_again)
+        self._reruns = Reruns(key.ref, answers, offer=self._offer_again)
+        self._under_way = UnderWay(key.ref.name, answers)
         self._timer: asyncio.TimerHandle | None = None
         self._on_retired: Callable[[], object] | None = None
         self._queued_bytes = 0
@@ -90,16 +92,34 @@ class Lane:
         """Batches submitted and not finished, those being assembled included."""
         return sum([instance.in_flight for instance in self._use.instances])
 
-    def offer(self, work: Work, rows: int, received_us: int) -> None:
-        """Queue a request; `pump` comes after the last one of a fetch."""
-        arrived_us = work.delivery.partition.clock.arrival_us(work.delivery.appended_ms, received_us)
-        self._enqueue(self._entry(work, rows, arrived_us, received_us))
+    def offer(self, work: Work, rows: int, received_us: int, *, is_timed: bool = True) -> None:
+        """Queue a request; `pump` comes after the last one of a fetch. `is_timed`: see ServedModel."""
+        work.arrived_us = work.delivery.partition.clock.arrival_us(work.delivery.appended_ms, received_us)
+        if is_timed and work.request.parameters:
+            read_clocks(work, work.arrived_us, received_us)
+        self._enqueue(entry_of(work, rows, self._layout.signature(work.request), received_us))
+
+    def cancel(self, cancelled: Cancellations) -> None:
+        """Answer whoever of those who are here is cancelled: none of them runs, or what its run brings is dropped.
+
+        What waits of a partition that is given up is left to its next owner.
+        """
+        for entry in self._batcher.queued():
+            work = entry.payload
+            is_meant = cancelled.has(work.delivery.origin) and not work.delivery.partition.lost
+            if is_meant and self._batcher.remove(entry):
+                self._queued_bytes -= work.size_bytes
+                self._answers.fail(work, cancelled.error(work.delivery.origin), stage="queue")
+        self._reruns.end_cancelled(cancelled)
+        self._under_way.end_cancelled(cancelled)
+        self.pump()
 
     def pump(self) -> None:
         """Answer what is refused and send every batch that may leave now."""
         if self._closed:
             return
         at_us = now_us()
+        self._under_way.end_overdue(at_us)
         if self._config.execution_timeout_ms:
             self._abandon_overdue(at_us)
         self._refuse(at_us)
@@ -144,17 +164,6 @@ class Lane:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _entry(self, work: Work, rows: int, arrived_us: int, at_us: int) -> Entry[Work]:
-        deadline = work.envelope.begin_by
-        deadline_us = None
-        if deadline is not None:
-            deadline_us = at_us + 1000 * deadline.at_ms - time.time_ns() // 1000
-        entry = Entry(work, rows, self._layout.signature(work.request), arrived_us, deadline_us, work.envelope.priority)
-        if parameters := work.request.parameters:
-            entry.priority = entry.priority or _number(parameters, "priority")
-            entry.timeout_us = _number(parameters, "timeout")
-        return entry
-
     def _enqueue(self, entry: Entry[Work]) -> None:
         refusal = self._batcher.add(entry)
         if refusal is not None:
@@ -183,7 +192,11 @@ class Lane:
         for instance in list(self._use.instances):
             overdue_us = instance.overdue_us()
             if overdue_us is not None and overdue_us <= at_us:
-                self._reruns.take_abandoned(instance.abandon(), timeout_ms=self._config.execution_timeout_ms)
+                abandoned = instance.abandon()
+                for batch in (abandoned.running, *(batch for batch, _ in abandoned.waiting)):
+                    if batch is not None:
+                        self._under_way.leave(batch)
+                self._reruns.take_abandoned(abandoned, timeout_ms=self._config.execution_timeout_ms)
                 self._use.replace(instance)
                 self._settled.set()
 
@@ -249,34 +262,22 @@ class Lane:
     def _start(self, instance: Instance, batch: Batch, arrays: Arrays | None) -> None:
         started_ms = time.time_ns() // 1_000_000
         for work in batch.works:
-            work.started_ms = started_ms
-            self._intake.start(work.delivery)
+            if not work.is_over:
+                work.started_ms = started_ms
+                self._intake.start(work.delivery)
         self._answers.expect(batch)
+        self._under_way.begin(batch)
         instance.in_flight += 1
-        if arrays is not None:
-            self._submit(instance, batch, arrays)
-        elif sum([work.size_bytes for work in batch.works]) <= _ASSEMBLE_INLINE_BYTES:
-            self._submit(instance, batch, self._assembled(batch))
-        else:
-            self._tasks.create_task(self._assemble(instance, batch), name=f"assemble {self.key}")
+        self._assembly.submit(instance, batch, arrays)
 
-    def _assembled(self, batch: Batch) -> Arrays:
-        return self._layout.assemble([work.request for work in batch.works], batch.total_rows)
-
-    async def _assemble(self, instance: Instance, batch: Batch) -> None:
-        arrays = await asyncio.to_thread(self._assembled, batch)
-        if instance.is_abandoned:
-            self._reruns.batches.append((batch, arrays))
-            self.pump()
-        else:
-            self._submit(instance, batch, arrays)
-
-    def _submit(self, instance: Instance, batch: Batch, arrays: Arrays) -> None:
-        batch.assembled_us = now_us()
-        instance.submit(batch, arrays, lambda finished: self._finish(instance, finished))
+    def _run_elsewhere(self, batch: Batch, arrays: Arrays) -> None:
+        self._under_way.leave(batch)
+        self._reruns.batches.append((batch, arrays))
+        self.pump()
 
     def _finish(self, instance: Instance, finished: Finished) -> None:
         instance.in_flight -= 1
+        self._under_way.leave(finished.batch)
         if self._closed:
             return
         self.pump()  # first the next batch, then the answers of this one
@@ -284,15 +285,15 @@ class Lane:
         if len(parts) > 1 or parts[0].is_transient:
             passing = [part for part in parts if part.is_transient]
             for part in passing if not self._flushing else ():  # interrupted is not failed: its next owner runs it
-                self._reruns.take(finished.batch, part)
+                self._reruns.take(finished.batch, part, finished.ended_us - finished.begun_us)
             parts = [part for part in parts if part not in passing]
         self._answers.finish(finished, parts)
         self._settled.set()
 
-    def _offer_again(self, work: Work, rows: int, arrived_us: int) -> None:
-        if not self._closed and not self._is_lost(work):
-            self._enqueue(self._entry(work, rows, arrived_us, now_us()))
-            self.pump()
+    def _offer_again(self, work: Work, rows: int) -> None:
+        if not self._closed and not work.is_over and not self._is_lost(work):
+            self._enqueue(entry_of(work, rows, self._layout.signature(work.request), now_us()))
+        self.pump()
 
     def fail_waiting(self) -> None:
         """Nothing else could be done about a model that does not load: answer those who wait for it."""
@@ -307,8 +308,8 @@ class Lane:
         next_try_us = self._use.next_try_us or 0
         for entry in self._batcher.take_all():
             self._queued_bytes -= entry.payload.size_bytes
-            deadline_us = entry.deadline_us
-            if self._use.is_failing if deadline_us is None else deadline_us <= next_try_us:
+            begin_by_us = entry.begin_by_us
+            if self._use.is_failing if begin_by_us is None else begin_by_us <= next_try_us:
                 self._answers.fail(entry.payload, error, stage="load")
             else:
                 self._enqueue(replace(entry, gone=False))
@@ -317,7 +318,6 @@ class Lane:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        instances = self._use.instances
         instance = self._next_instance()
         is_free = instance is not None and instance.in_flight == 0 and not self._use.is_wanted_back
         due_us = self._batcher.next_due(
@@ -325,23 +325,24 @@ class Lane:
             durations=instance.durations if instance is not None else None,
             limit_rows=instance.ceiling.rows(at_us) if instance is not None else None,
         )
-        if not instances and self._batcher.rows and self._use.next_try_us is not None:
+        if instance is None and self._batcher.rows and self._use.next_try_us is not None:
             due_us = min(due_us or self._use.next_try_us, self._use.next_try_us)
-        if self._config.execution_timeout_ms:
-            for instance in instances:
-                if instance.in_flight:
-                    overdue_us = instance.overdue_us() or at_us + 1000 * self._config.execution_timeout_ms
-                    due_us = min(due_us or overdue_us, overdue_us)
+        if (overdue_us := self._next_overdue_us(at_us)) is not None:
+            due_us = min(due_us or overdue_us, overdue_us)
         if due_us is not None:
             delay_s = max(0, due_us - at_us) / 1e6
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)
 
+    def _next_overdue_us(self, at_us: int) -> int | None:
+        """When something that runs now will have run for too long."""
+        overdue_us = self._under_way.next_due_us(at_us)
+        if timeout_us := 1000 * self._config.execution_timeout_ms:
+            for instance in self._use.instances:
+                if instance.in_flight:
+                    due_us = instance.overdue_us() or at_us + timeout_us
+                    overdue_us = min(overdue_us or due_us, due_us)
+        return overdue_us
+
 
 def _in_flight(instance: Instance) -> int:
     return instance.in_flight
-
-
-def _number(parameters: dict[str, Any], name: str) -> int:
-    """A request parameter that must be a whole number; anything else says nothing."""
-    value = parameters.get(name, 0)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from schemas.errors import ErrorCode, InferenceError
+from schemas.model import ModelRef
 from workers.instance import Instance
 from workers.loader import Loaded, Loader
 from workers.memory_ledger import Bytes, MemoryLedger
@@ -32,8 +33,12 @@ _TURN_S = 2.0  # how long a loaded model may work, at least, before it is asked
 _PAUSE_LOADS = 5
 _PAUSE_S = 1.0
 
-# Told of a model's state (fetching, loading, ready, failed, cold) and how much of it is fetched, 0 to 1.
-OnState = Callable[[ModelKey, str, float], None]
+# Told of a model's state (fetching, loading, ready, failed, cold), how much is fetched (0 to 1), and why it failed.
+OnState = Callable[[ModelKey, str, float, str], None]
+
+
+def _ignore_state(key: ModelKey, state: str, fetched_ratio: float, reason: str) -> None:
+    """Nobody asked."""
 
 
 class CapacityError(InferenceError):
@@ -59,7 +64,7 @@ class _Load:
 class ModelCache:
     """Loaded model versions by key. Lives on the event loop."""
 
-    def __init__(self, loader: Loader, *, budgets: Bytes, on_state: OnState = lambda key, state, done: None) -> None:
+    def __init__(self, loader: Loader, *, budgets: Bytes, on_state: OnState = _ignore_state) -> None:
         """`budgets`: bytes by device ("cpu", "gpu0"); a device without one has no limit."""
         self._loader = loader
         self._ledger: MemoryLedger[ModelKey] = MemoryLedger(budgets)
@@ -67,6 +72,8 @@ class ModelCache:
         self._residents: dict[ModelKey, Resident] = {}
         self._loaded: dict[ModelKey, Loaded] = {}
         self._loads: dict[ModelKey, _Load] = {}
+        self._unwanted: set[ModelKey] = set()  # to be unloaded once nobody uses them
+        self._dropping: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()  # of the one load that waits for room; the others wait behind it
         self._room = asyncio.Event()
         self._load_s = 0.0  # how long a load took lately
@@ -114,6 +121,41 @@ class ModelCache:
         if resident is not None and not self._ledger.is_pinned(key):
             await self._evict(resident)
 
+    def loaded(self, model: str) -> list[ModelKey]:
+        """What is loaded of a model, or being loaded."""
+        return [key for key in (*self._residents, *self._loads) if key.ref.name == model]
+
+    def held_bytes(self) -> dict[ModelRef, int]:
+        """What each version that is loaded holds in all, on all devices."""
+        held: dict[ModelRef, int] = {}
+        for key, loaded in self._loaded.items():
+            held[key.ref] = held.get(key.ref, 0) + sum(loaded.used.values())
+        return held
+
+    def drop_when_idle(self, key: ModelKey) -> None:
+        """Unload a model as soon as nobody uses it, at once if nobody does; a load of it that is under way ends first.
+
+        It is loaded again when it is asked for.
+        """
+        if key in self._residents or key in self._loads:
+            self._unwanted.add(key)
+            self._drop_unwanted(key)
+
+    def keep(self, key: ModelKey) -> None:
+        """Forget that it was to be dropped."""
+        self._unwanted.discard(key)
+
+    def _drop_unwanted(self, key: ModelKey) -> None:
+        if key in self._unwanted and key in self._residents and not self._ledger.is_pinned(key):
+            task = asyncio.create_task(self._drop_now(key), name=f"drop {key}")
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
+
+    async def _drop_now(self, key: ModelKey) -> None:
+        if key in self._unwanted and not self._ledger.is_pinned(key):  # else it is in use again, or wanted
+            self._unwanted.discard(key)
+            await self.drop(key)
+
     async def close(self) -> None:
         """Unload everything; a load that is under way is waited for, since a thread cannot be stopped."""
         loads, self._loads = self._loads, {}
@@ -124,6 +166,8 @@ class ModelCache:
                 await load.task
         for resident in list(self._residents.values()):
             await self._evict(resident)
+        if self._dropping:
+            await asyncio.wait(self._dropping)
 
     async def _load(self, key: ModelKey, config: ModelConfig) -> Resident:
         begun_s = time.monotonic()
@@ -137,7 +181,9 @@ class ModelCache:
             self._loads.pop(key, None)
             self._ledger.release(key)
             self._room.set()
-            self._tell(key, "failed" if isinstance(error, InferenceError) else "cold", 0.0)
+            self._unwanted.discard(key)
+            is_failure = isinstance(error, InferenceError)
+            self._tell(key, "failed" if is_failure else "cold", 0.0, str(error) if is_failure else "")
             raise
         resident = Resident(
             key,
@@ -158,6 +204,7 @@ class ModelCache:
         LOAD_SECONDS.labels(key.ref.name).observe(took_s)
         self._tell(key, "ready", 1.0)
         log.info("load_model", model=str(key), load_s=round(took_s, 3), bytes=dict(loaded.used))
+        self._drop_unwanted(key)
         return resident
 
     async def _load_within_budget(self, key: ModelKey, config: ModelConfig) -> Loaded:
@@ -256,9 +303,11 @@ class ModelCache:
             return
         self._ledger.unpin(resident.key)
         self._room.set()
+        if self._unwanted:
+            self._drop_unwanted(resident.key)
 
-    def _tell(self, key: ModelKey, state: str, done: float) -> None:
+    def _tell(self, key: ModelKey, state: str, done: float, reason: str = "") -> None:
         MODEL_STATE.labels(key.ref.name, key.ref.version).state(state)
         for device, count in self._ledger.held.items():
             MODEL_BYTES.labels(device).set(count)
-        self._on_state(key, state, done)
+        self._on_state(key, state, done, reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
 import structlog
 
 from schemas.control import ModelAnnouncement, announcement_key, encode_announcement
@@ -16,10 +17,13 @@ from schemas.topics import Topics
 from store import StoreUnavailable, open_store
 from workers.publisher import Publisher
 from workers.repository import ModelRepository, RepositoryModel
+from workers.served_config import config_told
 from workers.settings import WorkerSettings
 from workers.topics import RequestTopic, TopicAdmin
 
 log = structlog.get_logger()
+
+_MAX_ANNOUNCED_BYTES = 900_000  # a record holds 1 MiB with its overhead
 
 
 class Pool:
@@ -82,14 +86,31 @@ class Pool:
 
     async def announce_one(self, publisher: Publisher, name: str) -> int:
         """Tell of one model; as `announce`. Raises InferenceError(UNAVAILABLE)."""
-        topic = self.request_topics[name]
-        metadata = self.models[name].metadata
-        announcement = ModelAnnouncement(metadata, self.name, topic.name, topic.epoch, topic.partitions)
-        return await publisher.append(self.topics.control, announcement_key(name), encode_announcement(announcement))
+        told = await asyncio.to_thread(self._announcement, name)
+        return await publisher.append(self.topics.control, announcement_key(name), told)
+
+    async def withdraw(self, publisher: Publisher, name: str) -> None:
+        """Tell the gateways that a model is not served any more. Raises InferenceError(UNAVAILABLE)."""
+        await publisher.append(self.topics.control, announcement_key(name), None)
+
+    def _announcement(self, name: str) -> bytes:
+        """Configuration and labels are left out where a record has no room for them."""
+        topic, model = self.request_topics[name], self.models[name]
+        bare = ModelAnnouncement(model.metadata, self.name, topic.name, topic.epoch, topic.partitions)
+        config = config_told(model.config_text, model.config)
+        for announcement in (
+            msgspec.structs.replace(bare, config=config, labels=model.labels),
+            msgspec.structs.replace(bare, config=config),
+        ):
+            told = encode_announcement(announcement)
+            if len(told) <= _MAX_ANNOUNCED_BYTES:
+                return told
+            log.warning("announce_less", model=name, size_bytes=len(told), limit_bytes=_MAX_ANNOUNCED_BYTES)
+        return encode_announcement(bare)
 
     async def _provision(self, models: Iterable[str]) -> None:
         admin = TopicAdmin(
-            bootstrap=self._settings.kafka_bootstrap,
+            kafka=self._settings.kafka_connection(),
             topics=self.topics,
             partitions=self._settings.partitions,
             replication_factor=self._settings.replication_factor,

@@ -10,14 +10,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import ErrorCode, InferenceError
+from schemas.kafka_connection import KafkaConnection
 from schemas.progress import Progress
 
 log = structlog.get_logger()
@@ -27,6 +30,25 @@ Headers = list[tuple[str, bytes]]
 _BATCH_BYTES = 900_000  # below the broker's default of message.max.bytes
 _FATAL = (OutOfOrderSequenceNumber, ProducerFenced)
 _RETRY_S = 0.5  # the client itself has retried for its request timeout by then
+
+
+class _FileToken(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka publishes no types
+    """The token of a file, read anew for each connection."""
+
+    def __init__(self, kafka: KafkaConnection) -> None:
+        self._kafka = kafka
+
+    async def token(self) -> str:
+        """The token. Raises InferenceError."""
+        return await asyncio.to_thread(self._kafka.token)
+
+
+def client_options(kafka: KafkaConnection) -> dict[str, Any]:
+    """What each client of aiokafka takes to connect. Raises InferenceError when a certificate cannot be used."""
+    options = kafka.options()
+    if kafka.has_token:
+        options["sasl_oauth_token_provider"] = _FileToken(kafka)
+    return options
 
 
 @dataclass(slots=True, eq=False)
@@ -44,9 +66,9 @@ class Publication:
 class Publisher:
     """The producer of a worker: idempotent, acks=all, no linger."""
 
-    def __init__(self, *, bootstrap: str, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, *, kafka: KafkaConnection, tasks: asyncio.TaskGroup) -> None:
         """`tasks`: where outboxes run; a bug in one ends the group, since answers must not silently stay."""
-        self._bootstrap = bootstrap
+        self._kafka = kafka
         self._tasks = tasks
         self._producer: AIOKafkaProducer | None = None
         self._outboxes: dict[tuple[str, int], _Outbox] = {}
@@ -54,7 +76,7 @@ class Publisher:
     async def open(self) -> None:
         """Connect. Raises InferenceError(UNAVAILABLE) if no broker answers."""
         self._producer = AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap,
+            **client_options(self._kafka),
             enable_idempotence=True,
             acks="all",
             max_batch_size=_BATCH_BYTES,
@@ -65,7 +87,7 @@ class Publisher:
             await self._producer.start()
         except KafkaError as cause:
             await self._producer.stop()
-            raise InferenceError(ErrorCode.UNAVAILABLE, f"no broker at {self._bootstrap}: {cause}") from cause
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"no broker at {self._kafka.bootstrap}: {cause}") from cause
 
     async def close(self) -> None:
         """Stop. What is not durable by now is dropped: `flush` comes before."""
@@ -82,7 +104,7 @@ class Publisher:
             log.warning("count_partitions_failed", topic=topic, error=repr(error))
             return 0
 
-    async def append(self, topic: str, key: bytes, value: bytes) -> int:
+    async def append(self, topic: str, key: bytes, value: bytes | None) -> int:
         """Write one record now, for what is rare; returns its time by the broker's clock in milliseconds.
 
         Raises InferenceError(UNAVAILABLE).
@@ -172,15 +194,15 @@ class TransactionalPublisher:
     A second publisher with the same `transactional_id` fences the first one off.
     """
 
-    def __init__(self, *, bootstrap: str, transactional_id: str) -> None:
-        self._bootstrap = bootstrap
+    def __init__(self, *, kafka: KafkaConnection, transactional_id: str) -> None:
+        self._kafka = kafka
         self._transactional_id = transactional_id
         self._producer: AIOKafkaProducer | None = None
 
     async def open(self) -> None:
         """Connect and end what a former publisher of this id left open. Raises InferenceError(UNAVAILABLE)."""
         self._producer = AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap,
+            **client_options(self._kafka),
             transactional_id=self._transactional_id,
             acks="all",
             max_batch_size=_BATCH_BYTES,
@@ -190,7 +212,7 @@ class TransactionalPublisher:
             await self._producer.start()
         except KafkaError as cause:
             await self._producer.stop()
-            raise InferenceError(ErrorCode.UNAVAILABLE, f"no broker at {self._bootstrap}: {cause}") from cause
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"no broker at {self._kafka.bootstrap}: {cause}") from cause
 
     async def close(self) -> None:
         """Stop. A transaction that is open is aborted by the broker."""

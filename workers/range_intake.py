@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from schemas.errors import invalid
-from schemas.record import DEADLINE_HEADER, VERSION_HEADER
+from schemas.kafka_connection import KafkaConnection
+from schemas.record import DEADLINE_HEADER, START_BY_HEADER, VERSION_HEADER
 from workers.acks import AckTracker
 from workers.arrival import BrokerClock
 from workers.delivery import Delivery, Exhausted, Partition
@@ -17,7 +18,7 @@ from workers.intake import Reader, topic_commits
 from workers.receipts import Receipts, delivery_of
 
 _FETCH_BYTES = 4 * 1024 * 1024
-_LEFT_OUT = (DEADLINE_HEADER, VERSION_HEADER)
+_LEFT_OUT = (DEADLINE_HEADER, START_BY_HEADER, VERSION_HEADER)
 
 
 class RangeIntake(Receipts):
@@ -26,20 +27,22 @@ class RangeIntake(Receipts):
     The headers `left_out` are not delivered: deadlines and versions were for whoever waited at the time.
     """
 
-    def __init__(self, *, bootstrap: str, group: str, topic: str, left_out: Collection[str] = _LEFT_OUT) -> None:
+    def __init__(
+        self, *, kafka: KafkaConnection, group: str, topic: str, left_out: Collection[str] = _LEFT_OUT
+    ) -> None:
         super().__init__()
         self._left_out = left_out
-        self._bootstrap = bootstrap
+        self._kafka = kafka
         self._group = group
         self._topic = topic
-        self._reader = Reader(bootstrap=bootstrap, committed_only=True, partition_fetch_bytes=_FETCH_BYTES)
+        self._reader = Reader(kafka=kafka, committed_only=True, partition_fetch_bytes=_FETCH_BYTES)
         self._partitions: dict[Key, Partition] = {}
         self._ends: dict[Key, int] = {}
 
     async def open(self) -> int:
         """Find the range; returns how many offsets it still spans. Raises InferenceError."""
         await self._reader.open()
-        commits = await topic_commits(self._bootstrap, self._group, self._topic)
+        commits = await topic_commits(self._kafka, self._group, self._topic)
         if not commits:
             remedy = "name a topic of this cluster"
             raise invalid(f"there is no topic {self._topic!r}", field="from", value=self._topic, remedy=remedy)

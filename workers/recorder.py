@@ -8,6 +8,7 @@ The order is fixed: outcome durable, then acknowledged. Knows no Kafka client an
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from schemas.errors import InferenceError
 from schemas.outcome import (
     JobState,
     Outcome,
+    answer_key,
     decode_stored,
     encode_stored,
     error_value,
@@ -37,6 +39,7 @@ from workers.dead_letter import dead_letter_headers
 from workers.delivery import Delivery, Intake
 from workers.metrics import OUTCOMES
 from workers.publisher import Publication, Publisher
+from workers.telemetry import worker_tracing
 from workers.topics import RequestTopic
 from workers.work import Work
 
@@ -101,6 +104,10 @@ class OutcomeRecorder:
                 work.started_ms,
                 now_ms,
                 envelope.traceparent,
+                "",
+                envelope.tenant,
+                envelope.webhook,
+                envelope.attempt,
             )
             self._record(delivery, envelope, outcome, None)
         topic = answered[0][0].delivery.partition.topic
@@ -124,6 +131,7 @@ class OutcomeRecorder:
             "",
             envelope.tenant,
             envelope.webhook,
+            envelope.attempt,
         )
         dead = None
         if outcome.state is JobState.FAILED:
@@ -136,6 +144,8 @@ class OutcomeRecorder:
                 error=error.message,
             )
         _outcomes(delivery.partition.topic, outcome.state.value).inc()
+        if (tracing := worker_tracing()) is not None:
+            tracing.failed(delivery, envelope, error, stage=stage)
         self._record(delivery, envelope, outcome, dead)
 
     async def flush(self) -> None:
@@ -183,10 +193,13 @@ class OutcomeRecorder:
         self, delivery: Delivery, envelope: Envelope, outcome: Outcome, dead: list[tuple[str, bytes]] | None
     ) -> None:
         """The ways that need more than one write."""
+        lasting = envelope.reply_to is None and not envelope.stored
+        if len(outcome.value) > self._claim_above_bytes:
+            outcome = await self._claim(outcome, lasting=lasting)
         if envelope.stored:
             outcome = await self._store_outcome(outcome)
-        if len(outcome.value) > self._claim_above_bytes:
-            outcome = await self._claim(outcome)
+            if len(outcome.value) > self._claim_above_bytes:  # stored by one that keeps values in the outcome itself
+                outcome = await self._claim(outcome, lasting=False)
         headers = outcome_headers(outcome, self._source)
         number = delivery.partition.number
         model = self._topics.model_of(delivery.partition.topic)
@@ -229,14 +242,24 @@ class OutcomeRecorder:
         if await self._with_store(lambda: self._store.put(key, data, if_absent=True)):
             return outcome
         try:
-            return decode_stored(await self._with_store(lambda: self._store.get(key)))
+            standing = decode_stored(await self._with_store(lambda: self._store.get(key)))
+            # Whoever cancelled a request knows its place only: what is told of it is still this request's.
+            return replace(
+                standing,
+                id=outcome.id,
+                created_ms=standing.created_ms or outcome.created_ms,
+                traceparent=outcome.traceparent,
+                tenant=outcome.tenant,
+                webhook=outcome.webhook,
+            )
         except InferenceError as error:  # nobody could ever read what stands there
             log.error("replace_outcome", key=key, error=error.message)
             await self._with_store(lambda: self._store.put(key, data))
             return outcome
 
-    async def _claim(self, outcome: Outcome) -> Outcome:
-        key = f"claims/answers/{outcome.origin}"
+    async def _claim(self, outcome: Outcome, *, lasting: bool) -> Outcome:
+        unique, epoch = secrets.token_hex(8), self._epochs[outcome.origin.topic]
+        key = answer_key(outcome.origin, epoch, unique, lasting=lasting)
         await self._with_store(lambda: self._store.put(key, outcome.value))
         return replace(outcome, value=b"", claim=key)
 

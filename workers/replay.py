@@ -82,7 +82,7 @@ class Replaying:
     async def _models(self) -> dict[str, int]:
         """The models that are meant, with how many partitions their request topic has."""
         admin = TopicAdmin(
-            bootstrap=self._settings.kafka_bootstrap, topics=self._topics, partitions=1, replication_factor=1
+            kafka=self._settings.kafka_connection(), topics=self._topics, partitions=1, replication_factor=1
         )
         there_are = await asyncio.to_thread(admin.dead_letter_models)
         for model in self._settings.model:
@@ -206,7 +206,7 @@ class Replaying:
     async def _letters(self, model: str) -> AsyncGenerator[Delivery, None]:
         """Every record of the model's topic of dead letters up to its end now, or until stopped."""
         intake = RangeIntake(
-            bootstrap=self._settings.kafka_bootstrap,
+            kafka=self._settings.kafka_connection(),
             group=f"{self._topics.prefix}.replay",  # it never commits: each pass begins at the first letter
             topic=self._topics.dead(model),
             left_out=(),
@@ -226,7 +226,7 @@ class Replaying:
     @asynccontextmanager
     async def _publishing(self) -> AsyncIterator[Publisher]:
         async with asyncio.TaskGroup() as tasks:
-            publisher = Publisher(bootstrap=self._settings.kafka_bootstrap, tasks=tasks)
+            publisher = Publisher(kafka=self._settings.kafka_connection(), tasks=tasks)
             try:
                 await publisher.open()
                 yield publisher

@@ -14,6 +14,7 @@ from typing import Self
 from urllib.parse import unquote
 
 import msgspec
+import structlog
 
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, ModelRef
@@ -26,12 +27,17 @@ from workers.model_config import ModelConfig
 from workers.node_cache import NodeCache, OnProgress
 from workers.repository_layout import CONFIG_FILENAME, WARM_UP_DIRECTORY, decoded, is_model_name, versions_in
 
+log = structlog.get_logger()
+
+_MAX_LABEL_BYTES = 256 * 1024  # of a model's label files in all: they are announced in one record
+
 
 class RepositoryModel(msgspec.Struct, frozen=True):
     """A model as the repository has it. `versions` are those to serve, ascending; `config_text` None: there is none.
 
-    `fingerprint` names the state of the whole model (see ModelRepository.fingerprint), `fingerprints` that of each
-    version: its files and the configuration.
+    `labels`: by output, the names of its classes, of outputs whose label file is there. `fingerprint` names the state
+    of the whole model (see ModelRepository.fingerprint), `fingerprints` that of each version: its files, the
+    configuration and the labels.
     """
 
     config: ModelConfig
@@ -39,6 +45,7 @@ class RepositoryModel(msgspec.Struct, frozen=True):
     config_text: str | None
     fingerprint: str = ""
     fingerprints: dict[str, str] = {}
+    labels: dict[str, tuple[str, ...]] = {}
 
     @property
     def metadata(self) -> ModelMetadata:
@@ -124,8 +131,9 @@ class ModelRepository:
             with self.fetch(ModelRef(model, versions[-1]), on_progress=on_progress) as fetched:
                 description = describe_model(config.backend, fetched.path, filename=config.default_model_filename)
             config = config.completed(description)
-        fingerprints = {version: _digest([text, files.stamps(f"{version}/")]) for version in versions}
-        return RepositoryModel(config, versions, text, files.fingerprint(), fingerprints)
+        labels = self._labels(model, config, files)
+        fingerprints = {version: _digest([text, files.stamps(f"{version}/"), labels]) for version in versions}
+        return RepositoryModel(config, versions, text, files.fingerprint(), fingerprints, labels)
 
     def fingerprint(self, model: str) -> str:
         """Names what the repository holds of a model now: another one means that configuration, versions or files
@@ -183,15 +191,34 @@ class ModelRepository:
         )
 
     def _config_text(self, model: str, files: _ModelFiles) -> str | None:
-        config = [info for info in files.objects if info.key == f"{model}/{CONFIG_FILENAME}"]
-        if not config:
+        config = files.named(CONFIG_FILENAME)
+        if config is None:
             return None
         with _translated(f"cannot read the configuration of model {model!r}", ErrorCode.MODEL_LOAD_FAILED):
-            if self._directory is not None:
-                return decoded(self._store.get(config[0].key), model)
-            entry = self._cache.fetch(config, prefix=f"{model}/", on_progress=_ignore_progress)
-            with closing(entry):
-                return decoded((entry.path / CONFIG_FILENAME).read_bytes(), model)
+            return decoded(self._read(model, config), model)
+
+    def _labels(self, model: str, config: ModelConfig, files: _ModelFiles) -> dict[str, tuple[str, ...]]:
+        """The names of classes by output. A label file that is missing or too large is warned of and left out."""
+        labels: dict[str, tuple[str, ...]] = {}
+        room_bytes = _MAX_LABEL_BYTES
+        for output, filename in config.labels.items():
+            info = files.named(filename)
+            if info is None or info.size_bytes > room_bytes:
+                reason = "it is not there" if info is None else f"label files may have {_MAX_LABEL_BYTES} bytes in all"
+                log.warning("leave_labels_out", model=model, output=output, file=filename, reason=reason)
+                continue
+            room_bytes -= info.size_bytes
+            with _translated(f"cannot read {filename!r} of model {model!r}", ErrorCode.MODEL_LOAD_FAILED):
+                text = self._read(model, info).decode(errors="replace")
+            labels[output] = tuple(text.splitlines())
+        return labels
+
+    def _read(self, model: str, info: ObjectInfo) -> bytes:
+        """A small file right in a model's directory."""
+        if self._directory is not None:
+            return self._store.get(info.key)
+        with closing(self._cache.fetch([info], prefix=f"{model}/", on_progress=_ignore_progress)) as entry:
+            return (entry.path / info.key.removeprefix(f"{model}/")).read_bytes()
 
     def _files(self, model: str, *, is_fresh: bool = False) -> _ModelFiles:
         """What there is of a model; `is_fresh`: now, whatever was known. Raises InferenceError(MODEL_NOT_FOUND)."""
@@ -226,6 +253,10 @@ class _ModelFiles:
         names = {f"{first}/" for first, slash, _ in (self._name(info).partition("/") for info in objects) if slash}
         names.update(children)
         self.versions = versions_in(names)
+
+    def named(self, filename: str) -> ObjectInfo | None:
+        """The object of this name in the model's directory."""
+        return next((info for info in self.objects if info.key == self._prefix + filename), None)
 
     def objects_below(self, directory: str) -> list[ObjectInfo]:
         """The objects in a directory of the model ('1/')."""

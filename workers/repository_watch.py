@@ -34,14 +34,18 @@ class RepositoryWatch:
         models: ModelCache,
         on_new: Callable[[str], Awaitable[None]],
         on_changed: Callable[[str], Awaitable[None]],
+        on_gone: Callable[[str], Awaitable[None]],
         every_s: float,
     ) -> None:
-        """`on_new` is called with the name of a model that is served from now on, `on_changed` of one exchanged."""
+        """`on_new` is called with the name of a model that is served from now on, `on_changed` of one exchanged,
+        `on_gone` of one that the repository does not have any more.
+        """
         self._pool = pool
         self._served = served
         self._models = models
         self._on_new = on_new
         self._on_changed = on_changed
+        self._on_gone = on_gone
         self._every_s = every_s
         self._seen = {name: model.fingerprint for name, model in pool.models.items()}
 
@@ -54,8 +58,11 @@ class RepositoryWatch:
     async def look(self) -> None:
         """Look once. A repository that cannot be read, and a model that cannot be served, are logged."""
         try:
-            for name in await self._pool.names():
+            names = await self._pool.names()
+            for name in names:
                 await self._look_at(name)
+            for name in [name for name in self._pool.models if name not in names]:
+                await self._part_with(name)
         except InferenceError as error:
             log.warning("watch_repository_failed", error=error.message)
 
@@ -96,6 +103,13 @@ class RepositoryWatch:
             log.error("keep_model_as_it_is", model=name, error=error.message, field=error.field, remedy=error.remedy)
         self._seen[name] = fingerprint
 
+    async def _part_with(self, name: str) -> None:
+        """Nobody is to send anything to a model that is gone. What has been sent is still answered."""
+        await self._on_gone(name)
+        del self._pool.models[name]
+        self._seen.pop(name, None)
+        log.warning("part_with_model", model=name)
+
     async def _exchange(self, name: str, model: RepositoryModel) -> None:
         """Load the new state, then serve it. Raises InferenceError when it does not load."""
         topic = self._pool.request_topics[name].name
@@ -112,4 +126,4 @@ class RepositoryWatch:
 
 def served_model(model: RepositoryModel) -> ServedModel:
     """A model of the repository as it is served."""
-    return ServedModel(model.config, model.metadata, model.fingerprints)
+    return ServedModel(model.config, model.metadata, model.fingerprints, model.labels)

@@ -22,7 +22,7 @@ from schemas.errors import InferenceError
 from schemas.topics import Topics
 from store import open_store
 from workers.delivery import Delivery
-from workers.engine import Engine
+from workers.engine import Engine, QueueRoom
 from workers.interpreter import tune_interpreter
 from workers.loader import Loader
 from workers.memory import device_memory
@@ -36,8 +36,7 @@ from workers.served import ServedModel, ServedModels
 from workers.settings import ScoreSettings
 from workers.topics import TopicAdmin
 
-_MAX_QUEUED_REQUESTS = 4096
-_MAX_QUEUED_BYTES = 64 * 1024 * 1024
+_ROOM = QueueRoom(max_requests=4096, max_bytes=64 * 1024 * 1024)
 
 
 class _SourceRange(RangeIntake):
@@ -85,10 +84,10 @@ class Scoring:
             served = _scored(model, version)
             # First the publisher: it fences a former run and waits for its last transaction to end. Progress that was
             # read before could miss that transaction, and its rows would be written twice.
-            publisher = TransactionalPublisher(bootstrap=settings.kafka_bootstrap, transactional_id=self._group)
+            publisher = TransactionalPublisher(kafka=settings.kafka_connection(), transactional_id=self._group)
             resources.push_async_callback(publisher.close)
             await publisher.open()
-            intake = _SourceRange(bootstrap=settings.kafka_bootstrap, group=self._group, topic=settings.from_topic)
+            intake = _SourceRange(kafka=settings.kafka_connection(), group=self._group, topic=settings.from_topic)
             resources.push_async_callback(intake.close)
             self._on_open(await intake.open())
             results = intake.results = await self._results(len(intake.partitions))
@@ -102,8 +101,7 @@ class Scoring:
                     intake=intake,
                     recorder=results,
                     tasks=work,
-                    max_queued_requests=_MAX_QUEUED_REQUESTS,
-                    max_queued_bytes=_MAX_QUEUED_BYTES,
+                    room=_ROOM,
                 )
                 reading = work.create_task(engine.run(), name="read range")
                 results.score.interrupted = not await self._checkpoint_until_done(reading, intake, results, publisher)
@@ -115,7 +113,7 @@ class Scoring:
     async def _results(self, source_partitions: int) -> OrderedResults:
         settings = self._settings
         admin = TopicAdmin(
-            bootstrap=settings.kafka_bootstrap,
+            kafka=settings.kafka_connection(),
             topics=Topics(settings.prefix),
             partitions=settings.partitions,
             replication_factor=settings.replication_factor,
@@ -179,7 +177,8 @@ def _scored(model: RepositoryModel, version: str) -> ServedModel:
     config = msgspec.structs.replace(
         model.config, priority_levels=0, default_queue_policy=QueuePolicy(), queue_policies={}
     )
-    return ServedModel(config, msgspec.structs.replace(model.metadata, versions=(version,)))
+    metadata = msgspec.structs.replace(model.metadata, versions=(version,))
+    return ServedModel(config, metadata, labels=model.labels, is_timed=False)
 
 
 def score(settings: ScoreSettings) -> int:

@@ -55,7 +55,7 @@ async def _announce(settings: WorkerSettings) -> None:
     await pool.read()
     await pool.provision()
     async with asyncio.TaskGroup() as tasks:
-        publisher = Publisher(bootstrap=settings.kafka_bootstrap, tasks=tasks)
+        publisher = Publisher(kafka=settings.kafka_connection(), tasks=tasks)
         await publisher.open()
         try:
             await pool.announce(publisher)

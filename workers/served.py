@@ -15,11 +15,17 @@ from workers.resident import ModelKey
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """A model as it is served now. `fingerprints` are of each version's files and configuration."""
+    """A model as it is served now. `fingerprints` are of each version's files and configuration, `labels` the names of
+    classes by output.
+
+    `is_timed`: whether parameters of requests set clocks, counted from their arrival. Not so for what is scored later.
+    """
 
     config: ModelConfig
     metadata: ModelMetadata
     fingerprints: dict[str, str] = {}
+    labels: dict[str, tuple[str, ...]] = {}
+    is_timed: bool = True
 
     def key(self, version: str) -> ModelKey:
         """What is loaded for a version."""
@@ -40,6 +46,14 @@ class ServedModels:
     def of_topic(self, topic: str) -> ServedModel:
         """The model of a topic that is consumed here."""
         return self._by_topic[topic]
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether the topic is consumed here."""
+        return topic in self._by_topic
+
+    def of_model(self, name: str) -> ServedModel | None:
+        """The model of this name; None: it is not served here."""
+        return next((model for model in self._by_topic.values() if model.config.name == name), None)
 
     def topics_of(self, model: str) -> list[str]:
         """The topics whose requests are for this model."""

@@ -9,17 +9,18 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from pydantic import AliasChoices, BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from pydantic_settings import BaseSettings, CliPositionalArg, CliToggleFlag, SettingsConfigDict
+from pydantic_settings import CliPositionalArg, CliToggleFlag, SettingsConfigDict
+
+from workers.settings_kafka import KafkaAccessSettings
 
 
-class KafkaSettings(BaseSettings):
-    """Where Kafka is."""
+class KafkaSettings(KafkaAccessSettings):
+    """Where Kafka is, how one proves oneself to it, and what is ours there."""
 
     model_config = SettingsConfigDict(
         env_prefix="TIDEGATE_", cli_kebab_case=True, cli_implicit_flags=True, use_attribute_docstrings=True
     )
 
-    kafka_bootstrap: str = Field("localhost:9092", description="Kafka brokers, host:port[,host:port...]")
     prefix: str = Field("tidegate", description="prefix of every topic and group of this installation")
 
 

@@ -22,10 +22,12 @@ from kafka.errors import (
     NotCoordinatorError,
     TopicAlreadyExistsError,
 )
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.structs import OffsetAndMetadata
 
 from schemas.errors import ErrorCode, InferenceError
-from schemas.topics import Topics
+from schemas.kafka_connection import KafkaConnection
+from schemas.topics import CONTROL_CONFIGS, Topics
 
 log = structlog.get_logger()
 
@@ -47,12 +49,23 @@ class RequestTopic(msgspec.Struct, frozen=True):
     result_partitions: int = 0
 
 
+class _FileToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python publishes no types
+    """The token of a file, read anew for each connection."""
+
+    def __init__(self, kafka: KafkaConnection) -> None:
+        self._kafka = kafka
+
+    def token(self) -> str:
+        """The token. Raises InferenceError."""
+        return self._kafka.token()
+
+
 class TopicAdmin:
     """Creates topics and initial offsets for one pool."""
 
-    def __init__(self, *, bootstrap: str, topics: Topics, partitions: int, replication_factor: int) -> None:
+    def __init__(self, *, kafka: KafkaConnection, topics: Topics, partitions: int, replication_factor: int) -> None:
         """`partitions`: of each topic created here; it bounds how many workers a pool can use."""
-        self._bootstrap = bootstrap
+        self._kafka = kafka
         self._topics = topics
         self._partitions = partitions
         self._replication_factor = replication_factor
@@ -67,18 +80,14 @@ class TopicAdmin:
             return self._provision(list(models), pool)
         except KafkaError as cause:
             raise InferenceError(
-                ErrorCode.UNAVAILABLE, f"cannot set up topics at {self._bootstrap}: {cause!r}"
+                ErrorCode.UNAVAILABLE, f"cannot set up topics at {self._kafka.bootstrap}: {cause!r}"
             ) from cause
 
     def ensure(self, topic: str, *, partitions: int) -> int:
         """Create one topic if it is missing; returns how many partitions it has. Raises InferenceError(UNAVAILABLE)."""
         spec: dict[str, object] = {"num_partitions": partitions, "replication_factor": self._replication_factor}
         try:
-            admin = KafkaAdminClient(
-                bootstrap_servers=self._bootstrap,
-                bootstrap_timeout_ms=_ANSWER_TIMEOUT_MS,
-                request_timeout_ms=_ANSWER_TIMEOUT_MS,
-            )
+            admin = self._admin()
             try:
                 if topic not in admin.list_topics():
                     self._create_one(admin, topic, spec)
@@ -95,11 +104,7 @@ class TopicAdmin:
         Raises InferenceError(UNAVAILABLE).
         """
         try:
-            admin = KafkaAdminClient(
-                bootstrap_servers=self._bootstrap,
-                bootstrap_timeout_ms=_ANSWER_TIMEOUT_MS,
-                request_timeout_ms=_ANSWER_TIMEOUT_MS,
-            )
+            admin = self._admin()
             try:
                 existing = set(admin.list_topics())
                 models = [model for topic in sorted(existing) if (model := self._topics.model_of_dead(topic))]
@@ -111,15 +116,19 @@ class TopicAdmin:
                 admin.close()
         except KafkaError as cause:
             raise InferenceError(
-                ErrorCode.UNAVAILABLE, f"cannot list topics at {self._bootstrap}: {cause!r}"
+                ErrorCode.UNAVAILABLE, f"cannot list topics at {self._kafka.bootstrap}: {cause!r}"
             ) from cause
 
-    def _provision(self, models: list[str], pool: str) -> dict[str, RequestTopic]:
-        admin = KafkaAdminClient(
-            bootstrap_servers=self._bootstrap,
-            bootstrap_timeout_ms=_ANSWER_TIMEOUT_MS,
-            request_timeout_ms=_ANSWER_TIMEOUT_MS,
+    def _admin(self) -> KafkaAdminClient:
+        options = self._kafka.options()
+        if self._kafka.has_token:
+            options["sasl_oauth_token_provider"] = _FileToken(self._kafka)
+        return KafkaAdminClient(
+            **options, bootstrap_timeout_ms=_ANSWER_TIMEOUT_MS, request_timeout_ms=_ANSWER_TIMEOUT_MS
         )
+
+    def _provision(self, models: list[str], pool: str) -> dict[str, RequestTopic]:
+        admin = self._admin()
         try:
             self._create_missing(admin, models)
             names = [name(model) for model in models for name in (self._topics.infer, self._topics.results)]
@@ -176,7 +185,7 @@ class TopicAdmin:
         return {
             "num_partitions": 1,
             "replication_factor": self._replication_factor,
-            "configs": {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"},
+            "configs": CONTROL_CONFIGS,
         }
 
     def _committed(

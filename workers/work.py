@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from schemas.deadline import Deadline
 from schemas.errors import InferenceError
 from schemas.record import Envelope
 from schemas.request import InferenceRequest
@@ -23,7 +24,9 @@ class Work:
     """A request with where it came from.
 
     `size_bytes` is what its value holds in memory. `started_ms` is the wall clock when it ran, 0 before. `failed_runs`
-    counts runs here that failed and were followed by another; `envelope.attempt` goes with it.
+    counts runs here that failed and were followed by another; `envelope.attempt` goes with it. `arrived_us`: at the
+    broker, by this process's clock. `ran_us`: how long those of its runs took that failed in passing. `is_over`: it has
+    its outcome already, whatever may yet come of it; the event loop sets it, instances' threads read it.
     """
 
     delivery: Delivery
@@ -32,11 +35,19 @@ class Work:
     size_bytes: int = 0
     started_ms: int = 0
     failed_runs: int = 0
+    arrived_us: int = 0
+    ran_us: int = 0
+    is_over: bool = False
 
     def count_failed_run(self) -> None:
         """A run has failed, which is no verdict: there will be another one."""
         self.failed_runs += 1
         self.envelope = replace(self.envelope, attempt=self.envelope.attempt + 1)
+
+    @property
+    def begin_by(self) -> Deadline | None:
+        """From when it must not begin to run. One that has begun once was in time: only its deadline counts then."""
+        return self.envelope.deadline if self.failed_runs else self.envelope.begin_by
 
     @property
     def wanted(self) -> frozenset[str] | None:

@@ -13,28 +13,21 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 import structlog
 
 from schemas.errors import ErrorCode, InferenceError
-from store import open_store
 from workers.engine import Engine
 from workers.group_intake import GroupIntake
 from workers.health import HealthServer
 from workers.instance import stuck_threads
 from workers.lane import now_us
-from workers.load_news import LoadNews
-from workers.loader import Loader
-from workers.memory import device_memory
 from workers.metrics import WORKER_STATE
-from workers.model_cache import ModelCache
 from workers.pool import Pool
 from workers.publisher import Publisher
-from workers.recorder import OutcomeRecorder
-from workers.repository_watch import RepositoryWatch, served_model
-from workers.served import ServedModels
+from workers.reporter import Reporter
+from workers.serving import Serving
 from workers.settings import ServeSettings
 
 log = structlog.get_logger()
@@ -72,6 +65,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._ticked_s = time.monotonic()
         self._intake: GroupIntake | None = None
+        self._reporter: Reporter | None = None
         self._joined = asyncio.Event()
         self._close_by_s: float | None = None  # by the loop's clock, from the first thing that is closed
         self.health_port = 0
@@ -121,130 +115,66 @@ class Worker:
         pool = Pool(settings)
         await self._until_done(pool.read)
         await self._until_done(pool.provision)
-        publisher = Publisher(bootstrap=settings.kafka_bootstrap, tasks=work)
+        publisher = Publisher(kafka=settings.kafka_connection(), tasks=work)
         resources.push_async_callback(self._close, "publisher", publisher.close)
         await self._until_done(publisher.open)
         appended_ms = await pool.announce(publisher)
-        news = LoadNews(publisher, control_topic=pool.topics.control)
-        resources.callback(news.close)
-        memory = device_memory(ram_bytes=settings.model_memory_bytes, gpu_ratio=settings.gpu_memory_ratio)
-        models = ModelCache(Loader(pool.repository, memory), budgets=memory.budgets, on_state=news.note)
-        resources.push_async_callback(self._close, "models", models.close)
-        intake = GroupIntake(
-            bootstrap=settings.kafka_bootstrap,
-            group=pool.topics.group(pool.name),
-            topics=[topic.name for topic in pool.request_topics.values()],
-            clock_seed_us=None if appended_ms is None else now_us() - 1000 * appended_ms,
-        )
-        resources.push_async_callback(self._close, "group", intake.close)
-        recorder = self._recorder(pool, intake, publisher, work)
-        resources.callback(recorder.close)
-        for name, topic in pool.request_topics.items():
-            recorder.add_topic(name, topic)
-        served = ServedModels({pool.request_topics[name].name: served_model(pool.models[name]) for name in pool.models})
-        engine = Engine(
-            served=served,
-            models=models,
-            intake=intake,
-            recorder=recorder,
-            tasks=work,
-            max_queued_requests=settings.max_queued_requests,
-            max_queued_bytes=settings.max_queued_bytes,
-        )
-        resources.callback(engine.close)
-        watch = RepositoryWatch(
-            pool,
-            served=served,
-            models=models,
-            on_new=partial(self._serve_new, pool, publisher, recorder, intake),
-            on_changed=partial(self._serve_changed, pool, publisher, engine),
-            every_s=settings.repository_poll_s,
-        )
-        engine.fall_back = watch.fall_back
-        await self._preload(pool, served, models)
-        if pool.models:
-            await self._join(intake)
-        await self._work(work, engine, intake, watch)
+        seed_us = None if appended_ms is None else now_us() - 1000 * appended_ms
+        parts = Serving(settings, pool, publisher, work, clock_seed_us=seed_us, join=lambda: self._join(parts.intake))
+        self._reporter = parts.reporter
+        resources.push_async_callback(self._close, "report", parts.reporter.close)
+        resources.callback(parts.news.close)
+        resources.push_async_callback(self._close, "models", parts.models.close)
+        resources.push_async_callback(self._close, "control", parts.desk.close)
+        resources.push_async_callback(self._close, "group", parts.intake.close)
+        resources.callback(parts.recorder.close)
+        resources.callback(parts.engine.close)
+        reporting = work.create_task(parts.reporter.run(), name="report")
+        await self._until_done(parts.desk.catch_up)  # first: who is cancelled must not run
+        await parts.preload()
+        if pool.models:  # else with the first that comes
+            await self._join(parts.intake)
+        await self._work(work, parts, reporting)
 
-    async def _work(self, work: asyncio.TaskGroup, engine: Engine, intake: GroupIntake, watch: RepositoryWatch) -> None:
+    async def _work(self, work: asyncio.TaskGroup, parts: Serving, reporting: asyncio.Task[None]) -> None:
         """Serve until told to stop, drain, and end the task group."""
-        fetching = work.create_task(self._fetch(engine), name="fetch")
-        others = [work.create_task(self._commit_on_timer(intake), name="commit")]
+        fetching = work.create_task(self._fetch(parts.engine), name="fetch")
+        others = [
+            reporting,
+            work.create_task(parts.commit_on_timer(), name="commit"),
+            work.create_task(parts.desk.run(), name="control"),
+        ]
         if self._settings.repository_poll_s:
-            others.append(work.create_task(watch.run(), name="watch repository"))
+            others.append(work.create_task(parts.watch.run(), name="watch repository"))
         self._enter(State.SERVING)
         await self._stopping.wait()
-        await self._drain(engine, intake, fetching, others)
+        await self._drain(parts, fetching, others)
         raise _Stopped
 
-    async def _preload(self, pool: Pool, served: ServedModels, models: ModelCache) -> None:
-        """Load what is to be there before the worker is ready. One that fails is left to its first record."""
-        wanted = self._settings.preload
-        names = list(pool.models) if "*" in wanted else [name for name in wanted if name in pool.models]
-        for name in set(wanted) - set(names) - {"*"}:
-            log.error("preload_unknown_model", model=name)
-        for name in names:
-            model = served.of_topic(pool.request_topics[name].name)
-            try:
-                resident = await models.acquire(model.key(model.metadata.versions[-1]), model.config)
-            except InferenceError as error:
-                log.error("preload_failed", model=name, error=error.message)
-            else:
-                resident.unpin()
-
     async def _join(self, intake: GroupIntake) -> None:
-        await self._until_done(intake.open)
-        self._intake = intake
-        self._joined.set()
+        if self._intake is None:
+            await self._until_done(intake.open)
+            self._intake = intake
+            self._joined.set()
 
     async def _fetch(self, engine: Engine) -> None:
         await self._joined.wait()  # a pool without models waits for the first one
         await engine.run()
 
-    async def _serve_new(
-        self, pool: Pool, publisher: Publisher, recorder: OutcomeRecorder, intake: GroupIntake, name: str
-    ) -> None:
-        """A model has come into the repository, and its topics are there."""
-        recorder.add_topic(name, pool.request_topics[name])
-        await intake.subscribe([each.name for each in pool.request_topics.values()])
-        if self._intake is None:
-            await self._join(intake)
-        await pool.announce_one(publisher, name)
-
-    async def _serve_changed(self, pool: Pool, publisher: Publisher, engine: Engine, name: str) -> None:
-        """A model is served in a new state."""
-        engine.retire(name)
-        await pool.announce_one(publisher, name)
-
-    def _recorder(
-        self, pool: Pool, intake: GroupIntake, publisher: Publisher, work: asyncio.TaskGroup
-    ) -> OutcomeRecorder:
-        return OutcomeRecorder(
-            intake=intake,
-            publisher=publisher,
-            store=open_store(self._settings.store),
-            topics=pool.topics,
-            pool=pool.name,
-            tasks=work,
-            claim_above_bytes=self._settings.claim_above_bytes,
-        )
-
-    async def _drain(
-        self, engine: Engine, intake: GroupIntake, fetching: asyncio.Task[None], others: list[asyncio.Task[None]]
-    ) -> None:
+    async def _drain(self, parts: Serving, fetching: asyncio.Task[None], others: list[asyncio.Task[None]]) -> None:
         """Under one deadline: each step is logged, none is skipped by the failure of the one before.
 
         1. readiness answers 503
         2. stop fetching
         3. cut what is queued now, await running batches, flush their answers
-        4. commit
+        4. commit, and remove what nobody needs on the control topic
         5. leave the group (closing the resources does it), then unload models, then close the producer
         6. health and metrics last
         """
         self._enter(State.DRAINING)
         fetching.cancel()
         log.info("drain", step="1-2. readiness 503, fetching stopped")
-        draining = asyncio.create_task(engine.drain(), name="drain")
+        draining = asyncio.create_task(parts.engine.drain(), name="drain")
         hurry = asyncio.create_task(self._hurry.wait(), name="hurry")
         await asyncio.wait({draining, hurry}, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
@@ -257,7 +187,8 @@ class Worker:
             log.warning("drain", step="3. interrupted, the rest is left to the next owner")
         for task in others:
             task.cancel()
-        await self._close("offsets", intake.commit)
+        await self._close("offsets", parts.intake.commit)
+        await self._close("cancellations", parts.clear_up)
         log.info("drain", step="4. committed")
 
     async def _until_done(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -305,6 +236,8 @@ class Worker:
     def _enter(self, state: State) -> None:
         self._state = state
         WORKER_STATE.state(state.value)
+        if self._reporter is not None:
+            self._reporter.enter(state.value)
 
     def _is_live(self) -> bool:
         now_s = time.monotonic()
@@ -316,11 +249,6 @@ class Worker:
     def _is_ready(self) -> bool:
         joined = self._intake is None or self._intake.is_owner  # a pool without models waits for one, and is ready
         return self._state is State.SERVING and joined
-
-    async def _commit_on_timer(self, intake: GroupIntake) -> None:
-        while True:
-            await asyncio.sleep(self._settings.commit_interval_ms / 1000)
-            await intake.commit()
 
     async def _tick(self) -> None:
         while True:

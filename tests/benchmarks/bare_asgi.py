@@ -16,7 +16,9 @@ import structlog
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from gateway.server import Server
+from gateway.byte_budget import ByteBudget
+from gateway.connection import ConnectionLimits
+from gateway.server import Listener, Server
 from schemas.response import InferenceResponse
 from schemas.tensor import Tensor
 from schemas.v2 import decode_request, encode_response, wants_binary
@@ -47,7 +49,7 @@ async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _serve() -> None:
-    server = Server.of(_answer, host="127.0.0.1", port=0)
+    server = Server.of(_answer, Listener("127.0.0.1", 0), limits=ConnectionLimits(), budget=ByteBudget(1 << 40))
     gc.collect()
     gc.freeze()  # as the gateway does
     await server.serve()

@@ -19,6 +19,7 @@ import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from onnx import TensorProto, helper, numpy_helper
 
+from schemas.kafka_connection import KafkaConnection
 from schemas.record import Envelope, ReplyTo, encode_request_record
 from schemas.request import InferenceRequest
 from schemas.tensor import tensor_from_list
@@ -49,7 +50,8 @@ def measure(bench: Bench) -> None:
     with stack.worker(partitions="1") as worker:
         worker.await_answer("/health/ready")
         topics = Topics(stack.prefix)
-        admin = TopicAdmin(bootstrap=stack.bootstrap, topics=topics, partitions=1, replication_factor=1)
+        kafka = KafkaConnection(bootstrap=stack.bootstrap)
+        admin = TopicAdmin(kafka=kafka, topics=topics, partitions=1, replication_factor=1)
         admin.ensure(topics.replies, partitions=1)
         uvloop.run(_answered(stack, names, list(range(_MODELS))))
         budget_bytes = int(worker.metric("tidegate_model_memory_bytes", device="cpu") * _ROOM / _MODELS)

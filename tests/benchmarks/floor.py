@@ -18,6 +18,7 @@ from typing import Any
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from schemas.kafka_connection import KafkaConnection
 from schemas.topics import Topics
 from tests.benchmarks.load import Load
 from tests.benchmarks.stack import program
@@ -32,7 +33,8 @@ _SLOT_BYTES = 4
 @contextlib.contextmanager
 def echo(bootstrap: str, *, log: Path) -> Iterator[None]:
     """The echo process, ready."""
-    admin = TopicAdmin(bootstrap=bootstrap, topics=Topics(), partitions=1, replication_factor=1)
+    kafka = KafkaConnection(bootstrap=bootstrap)
+    admin = TopicAdmin(kafka=kafka, topics=Topics(), partitions=1, replication_factor=1)
     for place in (_THERE, _BACK):
         admin.ensure(place.topic, partitions=1)
     with program("echo", ["-m", "tests.benchmarks.floor", bootstrap], log=log, environment={}) as running:

@@ -35,9 +35,9 @@ def measure(bench: Bench) -> None:
     announce(stack)
     with stack.gateway(grpc_port="0") as gateway:
         gateway.await_answer("/v2/models/identity/ready")
-        paths = [_submit(gateway) for _ in range(_JOBS)]
+        paths = [submit(gateway) for _ in range(_JOBS)]
         uvloop.run(_fill(bench.bootstrap, Topics(prefix).infer("identity"), bench.rows(_QUEUED)))
-        paths += [_submit(gateway) for _ in range(_JOBS)]
+        paths += [submit(gateway) for _ in range(_JOBS)]
         _check(gateway, paths[-1], bench.rows(_QUEUED))
 
         def one_round() -> dict[str, float]:
@@ -66,7 +66,7 @@ async def _fill(bootstrap: str, topic: str, rows: int) -> None:
             await each
 
 
-def _submit(gateway: Program) -> str:
+def submit(gateway: Program) -> str:
     """A job; the path of its document."""
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=10)
     headers = {"Prefer": "respond-async", "Content-Type": "application/json"}

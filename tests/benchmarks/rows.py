@@ -11,6 +11,7 @@ import msgspec
 import uvloop
 from aiokafka import AIOKafkaProducer
 
+from schemas.kafka_connection import KafkaConnection
 from schemas.record import Envelope, encode_request_record
 from schemas.request import InferenceRequest
 from schemas.tensor import tensor_from_list
@@ -44,7 +45,8 @@ def row_body() -> str:
 
 def fill(bootstrap: str, topic: str, *, rows: int) -> None:
     """Append `rows` requests of one row, round the topic's partitions; the topic is made if it is missing."""
-    admin = TopicAdmin(bootstrap=bootstrap, topics=Topics(), partitions=PARTITIONS, replication_factor=1)
+    kafka = KafkaConnection(bootstrap=bootstrap)
+    admin = TopicAdmin(kafka=kafka, topics=Topics(), partitions=PARTITIONS, replication_factor=1)
     partitions = admin.ensure(topic, partitions=PARTITIONS)
     uvloop.run(_fill(bootstrap, topic, rows, partitions))
 

@@ -17,6 +17,7 @@ import time
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from schemas.kafka_connection import KafkaConnection
 from schemas.topics import Topics
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.rows import IDENTITY_CONFIG, PARTITIONS, fill
@@ -61,7 +62,8 @@ def _number(text: str) -> int:
 
 
 def _floor(stack: Stack, target: str, rows: int) -> float:
-    admin = TopicAdmin(bootstrap=stack.bootstrap, topics=Topics(), partitions=PARTITIONS, replication_factor=1)
+    kafka = KafkaConnection(bootstrap=stack.bootstrap)
+    admin = TopicAdmin(kafka=kafka, topics=Topics(), partitions=PARTITIONS, replication_factor=1)
     admin.ensure(target, partitions=PARTITIONS)
     with stack.command("score floor", ["-m", "tests.benchmarks.scoring", stack.bootstrap, _SOURCE, target]) as copying:
         copied, duration_s = copying.end().split()

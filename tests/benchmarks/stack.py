@@ -196,6 +196,7 @@ class Stack:
             "TIDEGATE_CACHE": str(self._directory / "cache"),
             "TIDEGATE_JOB_KEY": self._job_key,
             "TIDEGATE_PORT": "0",
+            "TIDEGATE_GRPC_PORT": "0",
             "TIDEGATE_HEALTH_PORT": "0",
             **{f"TIDEGATE_{name.upper()}": value for name, value in settings.items()},
         }

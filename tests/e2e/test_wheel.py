@@ -29,6 +29,7 @@ def test_wheel_holds_the_shipped_packages_only(wheel: Path) -> None:
     for package in PACKAGES:
         assert f"{package}/__init__.py" in names
         assert f"{package}/py.typed" in names
+    assert "gateway/status_page.js" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 

@@ -34,6 +34,7 @@ from schemas.request import InferenceRequest
 from schemas.response import InferenceResponse
 from schemas.topics import Topics
 from schemas.v2 import encode_response
+from schemas.worker_report import Duration, ModelStatistics, WorkerReport, encode_report, report_key
 
 PARTITIONS = 2
 EPOCH = 7
@@ -68,6 +69,7 @@ class EchoWorker:
         )
         self._stack = AsyncExitStack()
         self._read: list[Any] = []
+        self._lives: dict[str, int] = {}
         self.consumer: Any = None
         self.producer: Any = None
 
@@ -75,7 +77,8 @@ class EchoWorker:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
         await admin.start()
         configs = {"message.timestamp.type": "LogAppendTime"}
-        await admin.create_topics([NewTopic(self.topic, PARTITIONS, 1, topic_configs=configs)])
+        names = (self.topic, self.topics.results(self.model))
+        await admin.create_topics([NewTopic(name, PARTITIONS, 1, topic_configs=configs) for name in names])
         await admin.close()
         self.producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
         await self.producer.start()
@@ -107,6 +110,16 @@ class EchoWorker:
         now_ms = time.time_ns() // 1_000_000
         value = None if fetched_ratio is None else encode_load_progress(LoadProgress("2", fetched_ratio, now_ms))
         await self.producer.send_and_wait(self.topics.control, value, key=loading_key(self.model))
+
+    async def report(self, *, answered: int = 0, state: str = "ready", ago_ms: int = 0, worker: str = "echo") -> None:
+        """Tell the gateways that a worker of the pool lives, and what it has done; `ago_ms`: as of then."""
+        at_ms = time.time_ns() // 1_000_000 - ago_ms
+        model = ModelStatistics(self.model, "2", state, success=Duration(answered))
+        started_ms = self._lives.setdefault(worker, at_ms)
+        report = WorkerReport(self.pool, "serving", started_ms, at_ms, models=(model,))
+        await self.producer.send_and_wait(
+            self.topics.control, encode_report(report), key=report_key(f"{self.pool}-{worker}")
+        )
 
     async def delete_topic(self) -> None:
         """Delete the request topic."""
@@ -152,6 +165,9 @@ class EchoWorker:
             now_ms,
             now_ms,
             envelope.traceparent,
+            "",
+            envelope.tenant,
+            envelope.webhook,
         )
 
     async def commit(self, partition: int, progress: Progress) -> None:

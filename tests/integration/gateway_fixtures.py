@@ -26,6 +26,7 @@ def gateway(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Iter
         max_body_bytes=MAX_BODY_BYTES,
         claim_above_bytes=CLAIM_ABOVE_BYTES,
         status_cache_ms=0,
+        management_port=0,
     )
     with process:
         yield process.ready()
@@ -35,6 +36,13 @@ def gateway(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest_asyncio.fixture
 async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
     async with gateway.client() as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def management(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the management port."""
+    async with gateway.management_client() as client:
         yield client
 
 

@@ -21,8 +21,11 @@ JOB_KEY = "a key for the tests of the gateway"
 class GatewayProcess:
     """`python -m gateway` with settings by name; enter it to start, leave it to kill what still runs."""
 
+    arguments: tuple[str, ...] = ()
+
     def __init__(self, *, bootstrap: str, prefix: str, store: Path, **settings: Any) -> None:
         settings |= {"kafka_bootstrap": bootstrap, "prefix": prefix, "store": store, "job_key": JOB_KEY, "port": 0}
+        settings = {"grpc_port": 0, **settings}
         self._environment = os.environ | {f"TIDEGATE_{name.upper()}": str(value) for name, value in settings.items()}
         self._lines: list[dict[str, Any]] = []
         self._news = threading.Condition()
@@ -30,14 +33,16 @@ class GatewayProcess:
         self.prefix = prefix
         self.store = store
         self.url = ""
+        self.grpc = ""  # host:port of the gRPC side
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway"], env=self._environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "gateway", *self.arguments], env=self._environment, stderr=subprocess.PIPE, text=True
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = f"http://127.0.0.1:{self.logged('listen')['port']}"
+        self.grpc = f"127.0.0.1:{self.logged('listen_grpc')['grpc_port']}"
         return self
 
     def __exit__(
@@ -71,9 +76,18 @@ class GatewayProcess:
                     tail = "\n".join(json.dumps(line) for line in self._lines[-30:])
                     raise AssertionError(f"no log line {wanted}; the last lines:\n{tail}")
 
+    def seen(self, event: str, **fields: Any) -> bool:
+        """Whether there has been such a log line already."""
+        return any({"event": event, **fields}.items() <= line.items() for line in list(self._lines))
+
     def client(self) -> httpx.AsyncClient:
         """An HTTP client of it; its waits are long so that what hangs fails by the test's own bound."""
         return httpx.AsyncClient(base_url=self.url, timeout=30)
+
+    def management_client(self) -> httpx.AsyncClient:
+        """Likewise, for the management port; the gateway must have one."""
+        url = f"http://127.0.0.1:{self.logged('listen_management')['port']}"
+        return httpx.AsyncClient(base_url=url, timeout=30)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -96,6 +110,10 @@ class GatewayProcess:
         with self._news:
             self._ended = True
             self._news.notify_all()
+
+    def text(self) -> list[str]:
+        """All lines so far."""
+        return [json.dumps(line) for line in self._lines]
 
     def not_json(self) -> list[str]:
         """Lines on stderr that are no JSON objects."""

@@ -85,6 +85,22 @@ async def test_a_malformed_traceparent_is_replaced(http: httpx.AsyncClient, work
     assert response.headers["traceparent"] == taken.envelope.traceparent
 
 
+async def test_the_caller_s_request_id_is_given_back_and_identifies_nothing(
+    http: httpx.AsyncClient, worker: EchoWorker
+) -> None:
+    headers = {"x-request-id": "mine"}
+    first, second = (asyncio.ensure_future(http.post(path(worker), json=BODY, headers=headers)) for _ in range(2))
+    taken = [await worker.take() for _ in range(2)]
+    assert len({each.envelope.id for each in taken} - {"mine"}) == 2
+    for each in taken:
+        await worker.reply(each)
+    assert [(await each).headers["x-request-id"] for each in (first, second)] == ["mine", "mine"]
+    refused = await http.post("/v2/models/none/infer", json=BODY, headers=headers)
+    assert (refused.headers["x-request-id"], refused.json()["request_id"]) == ("mine", "mine")
+    routed = await http.get("/v2/models/none", headers=headers)
+    assert (routed.headers["x-request-id"], routed.json()["request_id"]) == ("mine", "mine")
+
+
 async def test_the_three_clocks_and_the_priority_are_kept_apart(http: httpx.AsyncClient, worker: EchoWorker) -> None:
     asked = {"timeout": 5_000_000, "deadline_ms": 9000, "execution_timeout_ms": 700, "priority": 2}
     _, taken = await answered(worker, http.post(path(worker), json=BODY | {"parameters": asked}))

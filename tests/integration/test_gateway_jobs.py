@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from typing import Any
 
 import httpx
 import pytest
@@ -55,16 +56,50 @@ async def test_an_asynchronous_job_from_queued_to_its_result(
     assert decode_response(raw.content, int(raw.headers[HEADER_LENGTH])).outputs[0].to_list() == ROW
 
 
-async def test_a_queued_job_tells_how_far_its_model_is_loaded(http: httpx.AsyncClient, worker: EchoWorker) -> None:
+async def told(http: httpx.AsyncClient, job: str, field: str, value: Any) -> dict[str, Any]:
+    """The document of a job once it tells this; the gateway reads it from the control topic in a moment."""
+    async with asyncio.timeout(20):
+        while (document := (await http.get(job, params={"wait": "0.02"})).json()).get(field) != value:
+            pass
+        return dict(document)
+
+
+async def test_a_queued_job_tells_what_it_waits_for(http: httpx.AsyncClient, worker: EchoWorker) -> None:
     accepted = await http.post(path(worker), json=BODY, headers={"prefer": "respond-async"})
     job = accepted.headers["location"]
+    assert (await told(http, job, "reason", "no worker"))["eta_s"] is None
     await worker.tell_loading(0.4)
-    while (document := (await http.get(job)).json()).get("reason") is None:
-        assert document["state"] == "queued"  # until the gateway has read the record
-    assert document["reason"] == "model loading, 40% fetched"
+    await told(http, job, "reason", "model loading, 40% fetched")
     await worker.tell_loading(None)
-    while (await http.get(job)).json().get("reason") is not None:
-        pass
+    await worker.report(state="loading")
+    await told(http, job, "reason", "model loading")
+    await worker.report()
+    await told(http, job, "reason", None)  # it is next
+
+
+async def test_a_queued_job_tells_when_its_turn_may_come(http: httpx.AsyncClient, worker: EchoWorker) -> None:
+    jobs: list[dict[int, str]] = [{}, {}]
+    while len(jobs[0]) < 3:
+        accepted = await http.post(path(worker), json=BODY, headers={"prefer": "respond-async"})
+        taken = await worker.take()
+        jobs[taken.origin.partition][taken.origin.offset] = accepted.headers["location"]
+    await worker.commit(1, Progress(100, 100))  # of the other partition all is done
+    await worker.report(ago_ms=2000)
+    await worker.report(answered=8)  # 4 per second
+    document = await told(http, jobs[0][2], "reason", "behind 2 requests")
+    async with asyncio.timeout(20):
+        while (eta_s := (await http.get(jobs[0][2], params={"wait": "0.02"})).json()["eta_s"]) is None:
+            pass
+    assert document["position"] == 2
+    assert 0.3 < eta_s < 0.8
+
+
+async def test_a_pool_whose_workers_crash_and_crash_again_says_so(http: httpx.AsyncClient, worker: EchoWorker) -> None:
+    accepted = await http.post(path(worker), json=BODY, headers={"prefer": "respond-async"})
+    for life in range(3):  # as runpod-mcp#62: what looks like a lack of workers is a crash loop
+        await worker.report(state="loading", ago_ms=30_000 - 10_000 * life, worker=f"life-{life}")
+    reason = "crash-looping: workers of the pool start again and again, and none has answered anything"
+    await told(http, accepted.headers["location"], "reason", reason)
 
 
 async def test_a_queued_job_tells_how_many_are_before_it(http: httpx.AsyncClient, worker: EchoWorker) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 import uuid
 from typing import Any
 
@@ -18,7 +19,7 @@ from local.kafka import LocalKafka
 from schemas.outcome import encode_stored, outcome_key
 from store import open_store
 from tests.integration.echo_worker import EPOCH, EchoWorker
-from tests.integration.gateway_calls import BODY, ROW, answered, path, worker_of
+from tests.integration.gateway_calls import BODY, ROW, answered, path, records_in, worker_of
 from tests.integration.gateway_process import JOB_KEY, GatewayProcess
 
 pytest_plugins = ["tests.integration.gateway_fixtures"]
@@ -139,16 +140,21 @@ async def test_kafka_absent_and_gone_and_back(tmp_path: Any, prefix: str) -> Non
             async with worker_of(bootstrap, process) as echo:
                 response, _ = await answered(echo, client.post(path(echo), json=BODY))
                 assert response.status_code == 200
-                await _without_kafka(client, echo, broker, process)
-                again, _ = await answered(echo, client.post(path(echo), json=BODY))
-                assert again.status_code == 200
+                may_run = await _without_kafka(client, echo, broker, process)
+                serving = asyncio.ensure_future(echo.serve())
+                assert (await client.post(path(echo), json=BODY)).status_code == 200
+                serving.cancel()
+                # What had not left the gateway when its caller was refused is never sent.
+                assert await records_in(echo) <= 2 + may_run
+                assert may_run < 3
         process.terminate()
         assert await asyncio.to_thread(process.ended) == 0
 
 
 async def _without_kafka(
     client: httpx.AsyncClient, echo: EchoWorker, broker: LocalKafka, process: GatewayProcess
-) -> None:
+) -> int:
+    """Stop and start the broker; how many callers were told that their request may run nevertheless."""
     gauge = f'tidegate_pool_backlog{{pool="{echo.pool}"}}'
     await asyncio.to_thread(process.logged, "backlog_readable", pool=echo.pool)
     assert gauge in (await client.get("/metrics")).text
@@ -157,11 +163,17 @@ async def _without_kafka(
     assert (scale.status_code, scale.json()["code"]) == (503, "unavailable")
     headers = [{}, {"prefer": "wait=1"}, {"prefer": "respond-async"}]
     calls = [client.post(path(echo), json=BODY, headers=each) for each in headers]
-    for response in await asyncio.gather(*calls):
+    responses = await asyncio.gather(*calls)
+    for response in responses:
         assert response.status_code == 503
         assert response.headers["retry-after"]
+    await asyncio.to_thread(process.logged, "kafka_away")
+    begun_s = time.monotonic()
+    refused = await client.post(path(echo), json=BODY)
+    assert time.monotonic() - begun_s < 1  # known to be away: nobody waits to learn it
+    assert (refused.status_code, "was not accepted" in refused.json()["detail"]) == (503, True)
     await asyncio.to_thread(process.logged, "backlog_unreadable", pool=echo.pool)
     assert gauge not in (await client.get("/metrics")).text
     await asyncio.to_thread(broker.start)
-    for _ in headers:  # the producer had them already, so they run; their callers were told that they may
-        await echo.take()
+    await asyncio.to_thread(process.logged, "kafka_back")
+    return sum("may run" in response.json()["detail"] for response in responses)

@@ -113,11 +113,11 @@ async def test_the_index_tells_states_as_workers_report_them(
 
 
 async def test_loading_is_a_wish_that_is_over_when_every_worker_has_fulfilled_it(
-    reporting: Reporting, http: httpx.AsyncClient, wishes: AIOKafkaConsumer
+    reporting: Reporting, management: httpx.AsyncClient, wishes: AIOKafkaConsumer
 ) -> None:
     await reporting.tell(state="failed", reason="of an earlier try")
     model = reporting.worker.model
-    load = asyncio.ensure_future(http.post(f"/v2/repository/models/{model}/load"))
+    load = asyncio.ensure_future(management.post(f"/v2/repository/models/{model}/load"))
     name, wish = await next_wish(wishes)
     assert (name, wish.action, wish.version) == (model, "load", "2")
     await reporting.tell(state="loading")
@@ -125,17 +125,17 @@ async def test_loading_is_a_wish_that_is_over_when_every_worker_has_fulfilled_it
     await reporting.tell(state="ready")
     assert (await load).json() == {"name": model, "result": "loaded by 1 workers"}
 
-    unload = asyncio.ensure_future(http.post(f"/v2/repository/models/{model}/unload"))
+    unload = asyncio.ensure_future(management.post(f"/v2/repository/models/{model}/unload"))
     assert (await next_wish(wishes))[1].action == "unload"
     await reporting.tell(state="unloaded")
     assert (await unload).json() == {"name": model, "result": "unloaded by 1 workers"}
 
 
 async def test_a_model_that_does_not_load_says_why(
-    reporting: Reporting, http: httpx.AsyncClient, wishes: AIOKafkaConsumer
+    reporting: Reporting, management: httpx.AsyncClient, wishes: AIOKafkaConsumer
 ) -> None:
     await reporting.tell()
-    load = asyncio.ensure_future(http.post(f"/v2/repository/models/{reporting.worker.model}/load"))
+    load = asyncio.ensure_future(management.post(f"/v2/repository/models/{reporting.worker.model}/load"))
     await next_wish(wishes)
     await reporting.tell(state="failed", reason="no such operator")
     answer = await load
@@ -144,9 +144,9 @@ async def test_a_model_that_does_not_load_says_why(
 
 
 async def test_a_wish_for_a_pool_without_workers_is_kept_for_them(
-    worker: EchoWorker, http: httpx.AsyncClient, wishes: AIOKafkaConsumer
+    worker: EchoWorker, management: httpx.AsyncClient, wishes: AIOKafkaConsumer
 ) -> None:
-    answer = await http.post(f"/v2/repository/models/{worker.model}/load", json={"parameters": {"version": "1"}})
+    answer = await management.post(f"/v2/repository/models/{worker.model}/load", json={"parameters": {"version": "1"}})
     assert "no worker of pool" in answer.json()["result"]
     assert (await next_wish(wishes))[1].version == "1"
 
@@ -168,8 +168,14 @@ async def test_a_wish_for_a_pool_without_workers_is_kept_for_them(
     ],
 )
 async def test_what_cannot_be_done_is_a_problem(
-    worker: EchoWorker, http: httpx.AsyncClient, path: str, body: bytes, status: int
+    worker: EchoWorker,
+    http: httpx.AsyncClient,
+    management: httpx.AsyncClient,
+    path: str,
+    body: bytes,
+    status: int,
 ) -> None:
-    answer = await http.post(path.format(model=worker.model), content=body)
+    client = http if path.endswith("index") else management
+    answer = await client.post(path.format(model=worker.model), content=body)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
     assert answer.json()["detail"]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from local.kafka import LocalKafka
+from schemas.kafka_connection import KafkaConnection
 from schemas.progress import Progress
 from tests.integration.topic_client import TopicClient, rows_request, values_of
 from tests.integration.worker_process import Installation
@@ -55,7 +56,7 @@ async def intake_of(
 ) -> AsyncIterator[GroupIntake]:
     """A member of the default pool's group, open; closed at the end."""
     intake = GroupIntake(
-        bootstrap=site.bootstrap,
+        kafka=KafkaConnection(bootstrap=site.bootstrap),
         group=client.topics.group("default"),
         topics=[client.topics.infer(model) for model in models or ("dev",)],
         part_timeout_s=part_timeout_s,
@@ -213,7 +214,7 @@ async def test_a_commit_of_a_former_generation_changes_nothing(client: TopicClie
     await client.provision("dev")
     topic, rounds = client.topics.infer("dev"), Rounds()
     member = Member(
-        bootstrap=site.bootstrap,
+        kafka=KafkaConnection(bootstrap=site.bootstrap),
         group=client.topics.group("default"),
         topics=[topic],
         session_timeout_s=_SESSION_TIMEOUT_S,

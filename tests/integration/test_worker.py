@@ -83,6 +83,18 @@ async def test_a_stored_request_is_in_the_object_store_before_its_results_record
     assert values_of(stored) == _ROW
 
 
+async def test_an_answer_that_is_waited_for_is_stored_first_where_that_is_asked_for(site: Installation) -> None:
+    site.add_device("dev")
+    async with client_of(site) as client, site.worker() as worker:
+        await worker.ready()
+        reply_to = await client.make_replies()
+        id_, origin = await client.send("dev", rows_request(_ROW), stored=True, reply_to=reply_to)
+        replied = (await (await client.read(reply_to.topic)).answered([id_]))[id_]
+        stored = decode_stored(open_store(str(site.store)).get(await client.outcome_key(origin)))
+    assert stored == replied
+    assert values_of(replied) == _ROW
+
+
 async def test_a_stored_outcome_is_not_overwritten_by_a_repeat(site: Installation) -> None:
     site.add_device("dev")
     store = open_store(str(site.store))
@@ -96,6 +108,21 @@ async def test_a_stored_outcome_is_not_overwritten_by_a_repeat(site: Installatio
             await worker.ready()
             recorded = (await (await client.results("dev")).answered([id_]))[id_]
     assert recorded == decode_stored(store.get(key)) == first
+
+
+async def test_a_job_that_was_cancelled_is_told_as_such_with_what_its_record_knows(site: Installation) -> None:
+    site.add_device("dev")
+    store = open_store(str(site.store))
+    async with client_of(site) as client:
+        await client.provision("dev")
+        webhook = "https://example.org/hook"
+        id_, origin = await client.send("dev", rows_request(_ROW), stored=True, webhook=webhook, tenant="acme")
+        cancelled = Outcome("", JobState.CANCELLED, origin, b'{"code":"cancelled","message":"so"}', created_ms=1)
+        store.put(await client.outcome_key(origin), encode_stored(cancelled))
+        async with site.worker() as worker:
+            await worker.ready()
+            recorded = (await (await client.results("dev")).answered([id_]))[id_]
+    assert (recorded.state, recorded.webhook, recorded.tenant) == (JobState.CANCELLED, webhook, "acme")
 
 
 async def test_a_stored_outcome_that_nobody_can_read_is_replaced(site: Installation) -> None:
@@ -131,6 +158,24 @@ async def test_large_requests_and_answers_go_by_the_object_store(site: Installat
         assert (outcome.state, outcome.value) == (JobState.SUCCEEDED, b"")
         whole = msgspec.structs.replace(outcome, value=store.get(outcome.claim))
         assert values_of(whole) == rows[0]
+
+
+async def test_a_large_stored_answer_lies_by_itself_and_a_repeat_does_not_touch_it(site: Installation) -> None:
+    site.add_device("dev")
+    store = open_store(str(site.store))
+    rows = [[float(number) for number in range(5000)]]
+    async with client_of(site) as client, site.worker(claim_above_bytes=10_000) as worker:
+        await worker.ready()
+        id_, origin = await client.send("dev", rows_request(*rows), stored=True)
+        recorded = (await (await client.results("dev")).answered([id_]))[id_]
+        stored = decode_stored(store.get(await client.outcome_key(origin)))
+        plain, _ = await client.send("dev", rows_request(*rows))
+        lasting = (await (await client.results("dev")).answered([plain]))[plain]
+    assert stored == recorded
+    assert stored.value == b""
+    assert stored.claim.startswith("claims/answers/")
+    assert values_of(msgspec.structs.replace(stored, value=store.get(stored.claim))) == rows[0]
+    assert lasting.claim.startswith("claims/results/")  # its readers may come late
 
 
 async def test_a_model_that_loads_slowly_does_not_stop_another(site: Installation) -> None:

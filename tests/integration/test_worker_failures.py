@@ -195,9 +195,9 @@ async def test_hostile_records_get_an_outcome_each_and_the_rest_is_served(site: 
 
 
 async def _announcements(client: TopicClient) -> list[bytes]:
-    """What is on the control topic, but for what workers themselves tell of their loads."""
+    """What is on the control topic, but for what workers tell of themselves and of their loads."""
     records = (await (await client.read(client.topics.control)).everything()).records
-    return [record.value for record in records if not (record.key or b"").startswith(b"loading/")]
+    return [record.value for record in records if (record.key or b"").startswith(b"model/")]
 
 
 async def _all_answered(results: Read, origins: list[Origin], good: str) -> None:

@@ -161,6 +161,31 @@ async def test_a_model_that_comes_into_a_running_pool_is_served(site: Installati
     assert values_of(outcome) == _ROW
 
 
+async def test_a_model_that_leaves_the_repository_is_withdrawn_and_served_again_when_it_comes_back(
+    site: Installation,
+) -> None:
+    site.add_device("stays")
+    write_model(site.repository, "goes", identity())
+    async with client_of(site) as client, site.worker(repository_poll_s=0.1) as worker:
+        await worker.ready()
+        first, _ = await client.send("goes", rows_request(_ROW))
+        results = await client.results("goes")
+        await results.answered([first])
+        (site.repository / "goes").rename(site.directory / "elsewhere")
+        await worker.logged("part_with_model", "goes")
+        await worker.logged("unload_model", "goes")
+        control = await client.read(client.topics.control)
+        await control.until(lambda read: [r.value for r in read.records if r.key == b"model/goes"][-1:] == [None])
+        orphan, _ = await client.send("goes", rows_request(_ROW))
+        assert (await results.answered([orphan]))[orphan].state is JobState.FAILED
+        (site.directory / "elsewhere").rename(site.repository / "goes")
+        await worker.logged("add_model", "goes")
+        again, _ = await client.send("goes", rows_request(_ROW))
+        assert values_of((await results.answered([again]))[again]) == _ROW
+    announced = [r.value is None for r in (control.records) if r.key == b"model/goes"]
+    assert announced[:2] == [False, True]
+
+
 async def test_a_pool_without_models_is_ready_and_serves_the_first_that_comes(site: Installation) -> None:
     site.repository.mkdir()
     async with client_of(site) as client, site.worker(repository_poll_s=0.1) as worker:

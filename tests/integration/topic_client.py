@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from kafka import TopicPartition as AdminPartition
 from kafka.admin import KafkaAdminClient
 
+from schemas.kafka_connection import KafkaConnection
 from schemas.outcome import Outcome, decode_outcome_record, outcome_key
 from schemas.progress import Progress, decode_progress
 from schemas.record import Envelope, Origin, ReplyTo, encode_request_record
@@ -147,6 +148,11 @@ class TopicClient:
         sent = await self._producer.send_and_wait(topic, value, key, partition, headers=headers or [])
         return Origin(topic, partition, sent.offset)
 
+    async def write(self, topic: str, key: bytes, value: bytes | None) -> None:
+        """Produce a record to any topic, and wait until it is durable."""
+        assert self._producer is not None
+        await self._producer.send_and_wait(topic, value, key)
+
     async def send_many(
         self, model: str, requests: Sequence[InferenceRequest], *, partitions: int = 1, **envelope: Any
     ) -> list[tuple[str, Origin]]:
@@ -159,7 +165,12 @@ class TopicClient:
 
     async def provision(self, *models: str, partitions: int = 1) -> dict[str, RequestTopic]:
         """Make the models' topics and initial offsets, as the first worker of the default pool does."""
-        admin = TopicAdmin(bootstrap=self._bootstrap, topics=self.topics, partitions=partitions, replication_factor=1)
+        admin = TopicAdmin(
+            kafka=KafkaConnection(bootstrap=self._bootstrap),
+            topics=self.topics,
+            partitions=partitions,
+            replication_factor=1,
+        )
         return await asyncio.to_thread(admin.provision, models, pool="default")
 
     async def outcome_key(self, origin: Origin) -> str:

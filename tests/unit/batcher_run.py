@@ -15,6 +15,7 @@ class Arrival:
     ttl_us: int | None = None
     priority: int = 0
     timeout_us: int = 0
+    start_us: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,18 @@ def entries_of(load: list[Arrival]) -> list[Entry[int]]:
     for index, arrival in enumerate(load):
         now_us += arrival.gap_us
         deadline_us = None if arrival.ttl_us is None else now_us + arrival.ttl_us
+        start_by_us = None if arrival.start_us is None else now_us + arrival.start_us
         todo.append(
-            Entry(index, arrival.rows, arrival.shape, now_us, deadline_us, arrival.priority, arrival.timeout_us)
+            Entry(
+                index,
+                arrival.rows,
+                arrival.shape,
+                now_us,
+                deadline_us,
+                arrival.priority,
+                arrival.timeout_us,
+                start_by_us,
+            )
         )
     return todo
 

@@ -42,6 +42,7 @@ loads = st.lists(
         ttl_us=st.none() | st.integers(0, 25_000),
         priority=st.integers(0, 4),
         timeout_us=st.sampled_from([0, 0, 1500]),
+        start_us=st.none() | st.integers(0, 25_000),
     ),
     max_size=50,
 )
@@ -61,13 +62,16 @@ def test_every_request_ends_once_in_a_batch_that_is_allowed_or_with_a_reason_tha
         assert len(batch) == 1 or sum(entry.rows for entry in batch) <= limit
         assert len(batch) == 1 or not policy.alone
         assert len({entry.signature for entry in batch}) == 1
-        assert all(entry.deadline_us is None or cut_us < entry.deadline_us for entry in batch)
+        assert all(entry.begin_by_us is None or cut_us < entry.begin_by_us for entry in batch)
     for at_us, entry, reason in ended.refused:
         deadline_us = entry.deadline_us
         if reason is Refusal.EXPIRED:
             assert deadline_us is not None
             assert deadline_us <= at_us
-        elif reason is Refusal.OVERLOADED:
+        elif reason is Refusal.UNSTARTED:
+            assert entry.start_by_us is not None
+            assert entry.start_by_us <= at_us
+        elif reason in (Refusal.OVERLOADED, Refusal.HOPELESS):
             assert known
             assert deadline_us is not None
         elif reason is Refusal.TIMED_OUT:

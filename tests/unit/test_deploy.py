@@ -14,15 +14,19 @@ from pydantic_settings import BaseSettings
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from gateway.access import Access
+from gateway.access_log import AccessLog
 from gateway.app import make_app
 from gateway.backlog import Backlog
 from gateway.broker import Broker
 from gateway.catalogue import Catalogue
+from gateway.edge import Edge
 from gateway.infer import Infer
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.scaling import Scaling
 from gateway.settings import GatewaySettings
+from schemas.kafka_connection import KafkaConnection
 from schemas.topics import Topics
 from tests.manifests import (
     DEPLOY,
@@ -57,12 +61,19 @@ def test_kubernetes_objects_are_valid_by_the_kubernetes_schema(pool: str) -> Non
 def _gateway(catalogue: Catalogue) -> ASGIApp:
     """The gateway's application without a connection: nothing of it runs until it is asked."""
     topics, metrics = Topics("tidegate"), Metrics()
-    broker = Broker(bootstrap="127.0.0.1:1", client_id="never-started")
+    broker = Broker(kafka=KafkaConnection(bootstrap="127.0.0.1:1"), client_id="never-started")
     backlog = Backlog(broker=broker, catalogue=catalogue, topics=topics, cache_ms=0)
     scaling = Scaling(backlog=backlog, catalogue=catalogue, topics=topics, metrics=metrics)
     routes: list[Route] = [*Models(catalogue=catalogue, is_ready=lambda: False).routes(), *scaling.routes()]
     infer = Infer.__new__(Infer)  # of no part here: no inference is asked for
-    return make_app(infer=infer, routes=routes, metrics=metrics)
+    edge = Edge(
+        next_id=lambda: "1",
+        access=Access(),
+        count=lambda status, seconds: None,
+        access_log=AccessLog("none"),
+        tracing=None,
+    )
+    return make_app(infer=infer, routes=routes, metrics=metrics, edge=edge)
 
 
 async def _status(app: ASGIApp, path: str) -> int:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.body import chosen_encoding, encoded, read_body
+from gateway.byte_budget import ByteBudget
 from gateway.raw_body import raw_request
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata, TensorSpec
@@ -41,7 +42,7 @@ def read(parts: list[bytes], headers: dict[bytes, bytes], *, leaves: bool = Fals
     async def receive() -> dict[str, Any]:
         return next(coming)
 
-    return asyncio.run(read_body(receive, headers, MAX_BYTES))
+    return asyncio.run(read_body(receive, headers, MAX_BYTES, ByteBudget(1 << 30).hold()))
 
 
 @given(

@@ -24,9 +24,9 @@ jobs = st.builds(
 )
 
 
-def refused(text: str, *, key: bytes = KEY) -> bool:
+def refused(text: str, *, key: bytes = KEY, tenant: str = "") -> bool:
     try:
-        decode_job_id(text, key=key)
+        decode_job_id(text, key=key, tenant=tenant)
     except InferenceError as error:
         return error.code is ErrorCode.JOB_NOT_FOUND
     return False
@@ -66,3 +66,24 @@ def test_text_of_odd_lengths_is_not_found(text: str) -> None:
 def test_a_secret_of_any_length_makes_a_key() -> None:
     assert len(signing_key("x" * 1000)) == 32
     assert signing_key("a") != signing_key("b")
+
+
+tenants = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+
+
+@given(jobs, tenants, tenants)
+def test_an_id_is_its_tenants_and_nobody_elses(job: Job, tenant: str, other: str) -> None:
+    text = encode_job_id(job, key=KEY, tenant=tenant)
+    assert decode_job_id(text, key=KEY, tenant=tenant) == job
+    assert refused(text)
+    if other != tenant:
+        assert refused(text, tenant=other)
+    assert refused(encode_job_id(job, key=KEY), tenant=tenant)
+
+
+def test_no_tenant_can_be_made_to_look_like_another_with_other_fields() -> None:
+    """What is signed begins with the tenant's length: no part of a name can move from one to the other."""
+    job = Job("m", 1, 2, 3, 4)
+    longer = Job("am", 1, 2, 3, 4)
+    assert encode_job_id(job, key=KEY, tenant="a")[:15] != encode_job_id(longer, key=KEY)[:15]
+    assert refused(encode_job_id(job, key=KEY, tenant="ab"), tenant="a")

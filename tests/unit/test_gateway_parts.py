@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from gateway.backlog import PartitionBacklog
-from gateway.broker import Commit
 from gateway.catalogue import Catalogue
-from gateway.infer import Preferences, parse_preferences
+from gateway.kafka_client import Commit
 from gateway.lease import holder, lease, pick_partition
 from gateway.metrics import Metrics
+from gateway.preferences import Preferences, parse_preferences
 from gateway.problem import problem_response
 from gateway.service import Service, State
 from gateway.settings import GatewaySettings
@@ -117,7 +117,7 @@ def test_a_problem_names_field_value_and_remedy() -> None:
     document = json.loads(body)
     assert status == document["status"] == 400
     assert dict(headers)[b"content-type"] == b"application/problem+json"
-    assert document["type"] == "urn:tidegate:error:invalid_request"
+    assert document["type"] == "/errors/invalid_request"
     assert (document["field"], document["value"], document["remedy"]) == ("inputs.x.shape", "[1]", "send [4]")
     assert document["error"] == document["detail"] == "input 'x' is wrong"
     assert document["request_id"] == "r1"

@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.broker import Commit
+from gateway.kafka_client import Commit
 from gateway.metrics import Metrics
 from gateway.replies import Replies
 from schemas.topics import Topics
@@ -81,9 +81,17 @@ class Follower:
         self.positions = dict(positions)
         self.commit = log.commit
 
-    async def run(self, take: Callable[[Sequence[Reply]], None], *, on_poll: Callable[[], None]) -> None:
+    async def run(
+        self,
+        take: Callable[[Sequence[Reply]], None],
+        *,
+        on_poll: Callable[[], None],
+        before_poll: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         ((partition, _),) = self.positions.items()
         while True:
+            if before_poll is not None:
+                await before_poll()
             news = self._log.news
             records = self._log.records[partition][self.positions[partition] :]
             if records:
@@ -94,17 +102,28 @@ class Follower:
 
 
 class Store:
-    """Keeps ids of replies, at once or once it is let."""
+    """Keeps ids of replies, at once or once it is let; so many may wait for it."""
 
     def __init__(self) -> None:
         self.kept: set[str] = set()
         self.is_away = False
+        self.limit = 1_000_000
+        self.most = 0
         self._waiting: list[tuple[str, Callable[[], None]]] = []
 
     def keep_record(self, record: Reply, *, on_kept: Callable[[], None] = lambda: None) -> None:
         self._waiting.append((dict(record.headers)["ce_id"].decode(), on_kept))
+        self.most = max(self.most, len(self._waiting))
         if not self.is_away:
             self.come_back()
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._waiting) < self.limit
+
+    async def room(self) -> None:
+        while not self.has_room:  # noqa: ASYNC110  # of a test: another's turn is all that it waits for
+            await asyncio.sleep(0)
 
     def come_back(self) -> None:
         self.is_away = False
@@ -240,3 +259,44 @@ async def test_what_is_released_is_not_held_again(release: bool) -> None:
     commits = await log.commits("g", {TOPIC: 2})
     assert (commits[TOPIC, gateway.replies.partition].metadata == "") == release
     await end(tasks)
+
+
+async def test_what_the_store_has_no_room_for_stays_in_the_topic_and_is_stored_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.replies._ADOPT_EVERY_S", 0)
+    log, (gateway,), tasks = await together(random.Random(1), 1, 1)
+    tasks.append(asyncio.ensure_future(gateway.replies.adopt_regularly()))
+    gateway.store.is_away, gateway.store.limit = True, 3
+    gateway.waiting = {"g0-4", "g0-8"}
+    for number in range(12):
+        log.append(0, f"g0-{number}")
+        await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert gateway.answered == {"g0-4", "g0-8"}  # those who wait are served all the same
+    await gateway.replies.hold()
+    assert log.committed(0) == 0
+    assert gateway.store.kept == set()
+    gateway.store.come_back()
+    async with asyncio.timeout(5):
+        while log.committed(0) < 12:
+            await gateway.replies.hold()
+            await asyncio.sleep(0)
+    assert gateway.store.kept | gateway.answered == {f"g0-{number}" for number in range(12)}
+    await end(tasks)
+
+
+def test_adopting_a_part_leaves_what_was_added_meanwhile() -> None:
+    async def run() -> None:
+        _, (gateway,), tasks = await together(random.Random(1), 1, 1)
+        reader = gateway.replies._reader
+        reader.orphans = (3, 9)
+        left = []
+        for end_ in (7, 9, 9):
+            reader.adopted(end_)
+            left.append(reader.orphans)
+        assert left == [(7, 9), None, None]
+        await end(tasks)
+
+    asyncio.run(run())

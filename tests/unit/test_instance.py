@@ -140,6 +140,8 @@ async def test_who_is_too_late_when_a_prepared_batch_begins_is_not_run_and_the_o
         [finished] = await it.finished(1)
         assert it.instance.durations.estimate_us(1) is None  # parts of a batch teach nothing
     assert device.ran == [[1], [3, 4]]
+    assert finished.out_rows == 2
+    assert batch.begun_us == finished.begun_us > 0
     assert [(part.first, part.count, part.outputs is None) for part in finished.parts] == [
         (0, 1, False),
         (1, 1, True),

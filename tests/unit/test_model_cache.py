@@ -38,7 +38,7 @@ class Shelf:
         self.cache = ModelCache(loader, budgets={"cpu": budget}, on_state=self._note)
         self.configs: dict[str, ModelConfig] = {}
 
-    def _note(self, key: ModelKey, state: str, done: float) -> None:
+    def _note(self, key: ModelKey, state: str, done: float, reason: str) -> None:
         if self.states[-1:] != [(key.ref.name, state)]:
             self.states.append((key.ref.name, state))
             self._told.set()
