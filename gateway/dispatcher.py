@@ -120,6 +120,8 @@ class Dispatcher:
         They count as one request in flight, but each of them to the tenant's rate, and their records leave together.
         Raises InferenceError as `infer` does before the first is taken.
         """
+        if not requests:
+            return []
         _, first = requests[0]
         self._admit(model, first, count=len(requests))
         try:

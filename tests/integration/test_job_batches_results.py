@@ -219,3 +219,9 @@ async def test_a_result_past_its_retention_is_gone_although_it_is_still_stored(
     for link in ("", "/result", "/result/outputs/x", "/events"):
         response = await http.get(job + link)
         assert (response.status_code, response.json()["code"]) == (410, "result_expired")
+
+
+async def test_a_batch_of_which_all_are_bad_is_answered_for_each(http: httpx.AsyncClient, worker: EchoWorker) -> None:
+    response = await http.post(f"/v1/models/{worker.model}/jobs", json={"requests": [{"inputs": []}, {"inputs": 7}]})
+    assert response.status_code == 202
+    assert [each["code"] for each in response.json()["jobs"]] == ["invalid_request", "invalid_request"]
