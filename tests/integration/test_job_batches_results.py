@@ -88,14 +88,13 @@ async def test_a_batch_above_the_limit_of_a_record_travels_through_the_store(
 # --- headers that say how a request is run
 
 
-async def test_clocks_priority_and_webhook_come_by_headers(http: httpx.AsyncClient, worker: EchoWorker) -> None:
+async def test_clocks_and_priority_come_by_headers(http: httpx.AsyncClient, worker: EchoWorker) -> None:
     own = {"timeout": 1, "deadline_ms": 1, "priority": 9}  # headers win
     sent = ASYNC | {
         "tidegate-timeout-ms": "5000",
         "tidegate-deadline-ms": "9000",
         "tidegate-execution-timeout-ms": "700",
         "tidegate-priority": "2",
-        "tidegate-webhook": "https://example.org/hook",
     }
     accepted = await http.post(path(worker), json=BODY | {"parameters": own}, headers=sent)
     assert accepted.status_code == 202
@@ -106,9 +105,6 @@ async def test_clocks_priority_and_webhook_come_by_headers(http: httpx.AsyncClie
     assert abs(envelope.start_by.at_ms - taken.created_ms - 5000) < 1000
     assert abs(envelope.deadline.at_ms - taken.created_ms - 9000) < 1000
     assert (envelope.execution_timeout_ms, envelope.priority) == (700, 2)
-    assert envelope.webhook == "https://example.org/hook"
-    refused = await http.post(path(worker), json=BODY, headers={"tidegate-webhook": "https://example.org/hook"})
-    assert (refused.status_code, refused.json()["field"]) == (400, "tidegate-webhook")
 
 
 # --- results
