@@ -7,15 +7,18 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from gateway.api_keys import PREFIX, ApiKeys
 from gateway.caller import ANYONE, Caller
-from gateway.key_set import KeySet
+from gateway.token_rules import TokenRules, VerifiedToken
 from gateway.watched_file import WatchedFile
-from gateway.web_tokens import TokenRules, VerifiedToken, key_id, verify
 from schemas.errors import ErrorCode, InferenceError
+
+if TYPE_CHECKING:
+    from gateway.key_set import KeySet
 
 _log = structlog.get_logger(__name__)
 
@@ -86,6 +89,8 @@ class Access:
         known = self._verified.get(digest)
         if known is not None and self._now_s() < known.expires_s:
             return known.caller
+        from gateway.web_tokens import key_id, verify  # here: see gateway/token_rules.py
+
         token = verify(credential, await self._key_set.key(key_id(credential)), self._rules)
         self._remember(digest, token)
         return token.caller

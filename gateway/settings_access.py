@@ -9,8 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings
 
 from gateway.access import Access
-from gateway.key_set import KeySet
-from gateway.web_tokens import ALGORITHMS, TokenRules
+from gateway.token_rules import ALGORITHMS, TokenRules
 
 _ALGORITHMS = frozenset(name for names in ALGORITHMS.values() for name in names)
 
@@ -80,6 +79,8 @@ class AccessSettings(BaseSettings):
         """The access that these settings describe; not yet started."""
         if not self.jwt_jwks:
             return Access(keys_file=self.api_keys_file)
+        from gateway.key_set import KeySet  # here: see gateway/token_rules.py
+
         rules = TokenRules(
             self.jwt_issuer,
             self.jwt_audience,

@@ -9,39 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jwt
-import msgspec
 from jwt.types import Options
 
 from gateway.api_keys import check_tenant
 from gateway.caller import Caller
+from gateway.token_rules import ALGORITHMS, TokenRules, VerifiedToken
 from schemas.errors import ErrorCode, InferenceError
 
-# Families by the key's type. No HS*: its key would have to be secret, and a key set is public. Never none.
-ALGORITHMS = {
-    "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
-    "EC": ("ES256", "ES384", "ES512"),
-    "OKP": ("EdDSA",),
-}
 _REQUIRED: Options = {"require": ["exp", "iss", "aud"], "verify_signature": True}
 _MAX_TOKEN_BYTES = 16 * 1024
-
-
-class TokenRules(msgspec.Struct, frozen=True):
-    """What a token must say. An empty `tenant_claim`: tokens have no tenants. Claims: a name, or a path with dots."""
-
-    issuer: str
-    audience: str
-    algorithms: frozenset[str]
-    tenant_claim: str
-    scope_claim: str
-    leeway_s: float
-
-
-class VerifiedToken(msgspec.Struct, frozen=True):
-    """Who sent it, and until when the token holds, in Unix seconds."""
-
-    caller: Caller
-    expires_s: float
 
 
 def key_id(token: bytes) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-
-import httpx
+from typing import TYPE_CHECKING
 
 from gateway.webhook_address import Network, literal_address, refusal
 from schemas.errors import InferenceError, invalid
 from schemas.record import WEBHOOK_HEADER
+
+if TYPE_CHECKING:
+    import httpx
 
 _MAX_CHARS = 2048
 _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+")  # a name, or IPv6
@@ -31,6 +33,8 @@ class WebhookRules:
 
         Messages do not quote the URL: it may hold a receiver's token.
         """
+        import httpx  # here: a gateway without webhooks spares its memory
+
         if len(text) > _MAX_CHARS:
             raise _invalid(f"has {len(text)} characters, of at most {_MAX_CHARS}")
         if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:

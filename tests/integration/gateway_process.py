@@ -22,6 +22,7 @@ class GatewayProcess:
     """`python -m gateway` with settings by name; enter it to start, leave it to kill what still runs."""
 
     arguments: tuple[str, ...] = ()
+    speaks_grpc = True
 
     def __init__(self, *, bootstrap: str, prefix: str, store: Path, **settings: Any) -> None:
         settings |= {"kafka_bootstrap": bootstrap, "prefix": prefix, "store": store, "job_key": JOB_KEY, "port": 0}
@@ -42,7 +43,8 @@ class GatewayProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = f"http://127.0.0.1:{self.logged('listen')['port']}"
-        self.grpc = f"127.0.0.1:{self.logged('listen_grpc')['grpc_port']}"
+        if self.speaks_grpc:
+            self.grpc = f"127.0.0.1:{self.logged('listen_grpc')['grpc_port']}"
         return self
 
     def __exit__(

@@ -34,6 +34,7 @@ class WebhookProcess(GatewayProcess):
     """`python -m gateway webhooks`."""
 
     arguments: tuple[str, ...] = ("webhooks",)
+    speaks_grpc = False
 
     def joined(self) -> WebhookProcess:
         """Wait until it is a member of the group."""

@@ -22,7 +22,7 @@ from gateway.access import Access
 from gateway.api_keys import ApiKeys, KeyEntry, make_key
 from gateway.caller import ANYONE, Caller
 from gateway.key_set import KeySet, parse_keys
-from gateway.web_tokens import TokenRules
+from gateway.token_rules import TokenRules
 from schemas.errors import ErrorCode, InferenceError
 
 ISSUER, AUDIENCE = "https://issuer.example", "tidegate"
