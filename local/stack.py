@@ -49,13 +49,14 @@ class _Part:
     port_field: str
     ready_path: str
 
-    def port(self) -> int | None:
-        """The port of its HTTP server, None before it listens."""
+    def port(self, field: str = "") -> int | None:
+        """The port of its HTTP server, or what the log tells as `field`; None before it listens."""
+        field = field or self.port_field
         for line in self.log.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
-                if isinstance(event, dict) and self.port_field in event:
-                    return int(event[self.port_field])
+                if isinstance(event, dict) and field in event:
+                    return int(event[field])
         return None
 
     def answers(self, path: str) -> bool:
@@ -104,6 +105,7 @@ class Stack:
         self.directory = Path()
         self.bootstrap = ""
         self.url = ""
+        self.grpc = ""
         self.pids: list[int] = []
 
     def __enter__(self) -> Self:
@@ -192,6 +194,7 @@ class Stack:
         for part in self._parts:
             self._await(part, part.ready_path, _READY_TIMEOUT_S)
         self.url = f"http://127.0.0.1:{gateway.port()}"
+        self.grpc = f"127.0.0.1:{gateway.port('grpc_port')}"
         self._say(f"gateway at {self.url} and one worker, ready ({time.monotonic() - began_s:.1f} s)")
 
     @contextlib.contextmanager

@@ -16,6 +16,6 @@ RUN useradd --system --uid 10001 --no-create-home tidegate
 COPY --from=build /opt/tidegate /opt/tidegate
 ENV PATH=/opt/tidegate/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001
-EXPOSE 8000
+EXPOSE 8000 8001
 # In exec form: SIGTERM must reach the process that drains, not a shell before it.
 ENTRYPOINT ["python", "-m", "gateway"]
