@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from gateway.grpc_messages.inference_pb2 import ModelInferRequest
+from tests.benchmarks.damage import cut, flip, grow
 
 _TEXTS = (
     "",
@@ -135,22 +136,6 @@ def _scalar(rng: random.Random, field: Any) -> Any:
     return number if number in fitting else None
 
 
-def _flip(rng: random.Random, body: bytes) -> bytes:
-    if not body:
-        return body
-    at = rng.randrange(len(body))
-    return body[:at] + bytes([body[at] ^ 1 << rng.randrange(8)]) + body[at + 1 :]
-
-
-def _cut(rng: random.Random, body: bytes) -> bytes:
-    return body[: rng.randrange(len(body) + 1)]
-
-
-def _grow(rng: random.Random, body: bytes) -> bytes:
-    at = rng.randrange(len(body) + 1)
-    return body[:at] + rng.randbytes(rng.choice((1, 4, 64, 1000))) + body[at:]
-
-
 def _repeat(rng: random.Random, body: bytes) -> bytes:
     """Two messages in a row are one: what is repeated is there twice, the rest is what the second says."""
     return body + body[: rng.choice((len(body), rng.randrange(len(body) + 1)))]
@@ -161,4 +146,4 @@ def _nest(rng: random.Random, body: bytes) -> bytes:
     return body + b"\x7b" * rng.choice((1, 99, 101, 10_000))
 
 
-_BODY_DAMAGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (_flip, _flip, _cut, _grow, _repeat, _nest)
+_BODY_DAMAGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (flip, flip, cut, grow, _repeat, _nest)

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from tests.benchmarks.damage import cut, flip, grow
+
 _ROW_FLOATS = 16
 _NUMBERS = (0, -1, 1, 2, 255, 65535, 2**31 - 1, -(2**31), 2**32, 2**53, 2**63, -(2**63) - 1, 10**40, 1.5, -0.0, 1e308)
 _VALUES: tuple[Any, ...] = (
@@ -154,22 +156,6 @@ def _damage_member(rng: random.Random, place: Any, key: Any) -> None:
         place[key] = rng.choice(_NUMBERS)
 
 
-def _flip(rng: random.Random, body: bytes) -> bytes:
-    if not body:
-        return body
-    at = rng.randrange(len(body))
-    return body[:at] + bytes([body[at] ^ 1 << rng.randrange(8)]) + body[at + 1 :]
-
-
-def _cut(rng: random.Random, body: bytes) -> bytes:
-    return body[: rng.randrange(len(body) + 1)]
-
-
-def _grow(rng: random.Random, body: bytes) -> bytes:
-    at = rng.randrange(len(body) + 1)
-    return body[:at] + rng.randbytes(rng.choice((1, 4, 64, 1000))) + body[at:]
-
-
 def _repeat(rng: random.Random, body: bytes) -> bytes:
     first = rng.randrange(len(body) + 1)
     return body[:first] + body[first : first + rng.randrange(200)] * 2 + body[first:]
@@ -180,4 +166,4 @@ def _nest(rng: random.Random, body: bytes) -> bytes:
     return b'{"inputs":' + b"[" * depth + b"]" * depth + b"}"
 
 
-_BODY_DAMAGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (_flip, _flip, _cut, _grow, _repeat, _nest)
+_BODY_DAMAGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (flip, flip, cut, grow, _repeat, _nest)

@@ -110,9 +110,10 @@ def test_worker_answers_its_probes() -> None:
 @pytest.mark.parametrize(("side", "variable"), [("gateway", "TIDEGATE_PORT"), ("worker", "TIDEGATE_HEALTH_PORT")])
 def test_probes_ask_the_port_that_is_listened_on(side: str, variable: str) -> None:
     container = container_of(side)
-    (port,) = container["ports"]
+    port = container["ports"][0]
     assert str(port["containerPort"]) == environment_of(side)[variable]
-    assert f"EXPOSE {port['containerPort']}" in (DEPLOY / "images" / f"{side}.Dockerfile").read_text().splitlines()
+    exposed = " ".join(str(each["containerPort"]) for each in container["ports"])
+    assert f"EXPOSE {exposed}" in (DEPLOY / "images" / f"{side}.Dockerfile").read_text().splitlines()
     for probe in ("livenessProbe", "readinessProbe"):
         assert container[probe]["httpGet"]["port"] == port["name"]
 
@@ -122,7 +123,9 @@ def test_service_leads_to_the_gateway_only() -> None:
     labels = {side: one("Deployment", side)["spec"]["template"]["metadata"]["labels"] for side in SETTINGS}
     assert spec["selector"].items() <= labels["gateway"].items()
     assert not spec["selector"].items() <= labels["worker"].items()
-    assert spec["ports"][0]["targetPort"] == container_of("gateway")["ports"][0]["name"]
+    ports = {port["name"]: port["containerPort"] for port in container_of("gateway")["ports"]}
+    assert {port["targetPort"]: port["port"] for port in spec["ports"]} == ports
+    assert ports["grpc"] == GatewaySettings.model_fields["grpc_port"].default
 
 
 @pytest.mark.parametrize("side", SETTINGS)
