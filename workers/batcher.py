@@ -85,7 +85,8 @@ class Batcher(Generic[T]):
         group.rows += rows
         self.rows += rows
         self.requests += 1
-        if (entry.deadline_us is not None or entry.start_by_us is not None) and self._clocks.put(entry):
+        if entry.deadline_us is not None or entry.start_by_us is not None:
+            self._clocks.put(entry)
             self.is_timed = True
         return None
 
@@ -208,7 +209,7 @@ class Batcher(Generic[T]):
 
     def _advance(self, now_us: int) -> None:
         """Refuse what has expired; refuse or delay what has waited too long."""
-        while (passed := self._clocks.take_passed(now_us)) is not None:
+        while self.is_timed and (passed := self._clocks.take_passed(now_us)) is not None:
             self._refuse(*passed)
         while (entry := self._admission.timeouts.take_due(now_us)) is not None:
             if self._admission.is_to_reject(entry):
@@ -221,10 +222,13 @@ class Batcher(Generic[T]):
             self._delayed_rows += entry.rows
 
     def _next_refusal_us(self, durations: Durations | None) -> int:
-        return min(self._clocks.next_refusal_us(durations), self._admission.timeouts.first_us())
+        waits_us = self._admission.timeouts.first_us()
+        return min(self._clocks.next_refusal_us(durations), waits_us) if self.is_timed else waits_us
 
     def _urgent(self, durations: Durations | None, cap_rows: int) -> tuple[int, Group[T] | None]:
         """When which group must leave as it is then, to begin in time or to meet its nearest deadline."""
+        if not self.is_timed:
+            return NEVER_US, None
         start_us, first = self._clocks.first_to_start()
         urgent = None if first is None else self._groups[first.signature]
         nearest = self._deadlines.first()

@@ -28,14 +28,12 @@ class Clocks(Generic[T]):
         self.deadlines: Timetable[T] = Timetable()
         self.starts: Timetable[T] = Timetable()
 
-    def put(self, entry: Entry[T]) -> bool:
-        """Note a request; whether it has any such moment."""
+    def put(self, entry: Entry[T]) -> None:
+        """Note a request's moments."""
         if entry.deadline_us is not None:
             self.deadlines.put(entry.deadline_us, entry)
         if entry.start_by_us is not None:
             self.starts.put(entry.start_by_us, entry)
-            return True
-        return entry.deadline_us is not None
 
     def take_passed(self, now_us: int) -> tuple[Entry[T], Refusal] | None:
         """Take out one whose moment has come."""
