@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from gateway.tenant_queues import TenantQueues
 from gateway.token_bucket import TokenBucket
 from schemas.errors import ErrorCode, InferenceError
 
@@ -19,8 +20,9 @@ _DOUBT = 1.5
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one model or one tenant may have; 0: no limit. `backlog` counts requests in the model's queue, of all
-    gateways and producers; `rate_rps` and `burst` are a tenant's requests per second and at once, of this gateway.
+    """What one model or one tenant may have; 0: no limit. A model's `backlog` counts requests in its queue, of all
+    gateways and producers; a tenant's those in all queues that came by this gateway. `rate_rps` and `burst` are a
+    tenant's requests per second and at once, of this gateway.
     """
 
     in_flight: int = 0
@@ -37,6 +39,10 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     tenant: Limits = Limits()
     models: Mapping[str, Limits] = {}
     tenants: Mapping[str, Limits] = {}
+
+    def of_tenant(self, tenant: str) -> Limits:
+        """The limits that hold for a tenant."""
+        return self.tenants.get(tenant, self.tenant)
 
 
 class Queue(msgspec.Struct, frozen=True):
@@ -57,10 +63,19 @@ QueueOf = Callable[[str], Queue | None]  # by model; None: not known, or known t
 class Admission:
     """Counts what is in flight. `enter` and `leave` come in pairs."""
 
-    def __init__(self, limits: AdmissionLimits, *, queue_of: QueueOf = lambda model: None) -> None:
-        """`queue_of` is asked only where a limit, a refusal or a deadline needs it, and must not wait."""
+    def __init__(
+        self,
+        limits: AdmissionLimits,
+        *,
+        queue_of: QueueOf = lambda model: None,
+        queued: TenantQueues | None = None,
+    ) -> None:
+        """`queue_of` is asked only where a limit, a refusal or a deadline needs it, and must not wait. `queued`: whose
+        requests are in queues, which `queue_of` keeps true; None: nobody's.
+        """
         self._limits = limits
         self._queue_of = queue_of
+        self.queued = queued or TenantQueues(lambda tenant: 0)
         self._by_model: dict[str, int] = {}
         self._by_tenant: dict[str, int] = {}
         self._buckets: dict[str, TokenBucket] = {}
@@ -107,7 +122,7 @@ class Admission:
 
     def _check(self, model: str, tenant: str, now_s: float, count: int) -> None:
         of_model = self._limits.models.get(model, self._limits.model)
-        of_tenant = self._limits.tenants.get(tenant, self._limits.tenant)
+        of_tenant = self._limits.of_tenant(tenant)
         if of_model.in_flight and self._by_model.get(model, 0) >= of_model.in_flight:
             raise self._refusal(
                 f"{of_model.in_flight} requests to model {model!r} are in flight, as many as may be",
@@ -118,6 +133,8 @@ class Admission:
                 f"{of_tenant.in_flight} requests of tenant {tenant!r} are in flight, as many as may be",
                 self._retry_s(model),
             )
+        if of_tenant.backlog:
+            self._check_queued(model, tenant, of_tenant.backlog, count)
         if of_model.backlog and (queue := self._queue_of(model)) is not None and queue.backlog >= of_model.backlog:
             above = queue.backlog - of_model.backlog + 1
             raise self._refusal(
@@ -130,6 +147,20 @@ class Admission:
             raise self._refusal(
                 f"tenant {tenant!r} sends more than {of_tenant.rate_rps:g} requests/s", wait_s, remedy="send slower"
             )
+
+    def _check_queued(self, model: str, tenant: str, limit: int, count: int) -> None:
+        wait_s = self._retry_s(model)  # for all of the queue to go; asked in any case, so that the count stays true
+        queued = self.queued.count(tenant)
+        above = queued + count - limit
+        if above <= 0:
+            return
+        if count > limit:
+            what, remedy = f"{count} requests at once are more than the {limit} that", "submit fewer at once"
+        else:
+            what, remedy = f"{queued} requests of tenant {tenant!r} wait or run, of {limit} that", "come again later"
+        raise self._refusal(
+            f"{what} may", None if wait_s is None or above > queued else wait_s * above / queued, remedy=remedy
+        )
 
     def _bucket(self, tenant: str, limits: Limits, now_s: float) -> TokenBucket:
         bucket = self._buckets.get(tenant)

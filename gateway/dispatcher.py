@@ -301,6 +301,7 @@ class Dispatcher:
         traceparent = call.traceparent
         if self._tracing is not None:
             traceparent, on_end = self._tracing.sending(model.topic, traceparent, on_end)
+        on_end = self._admission.queued.noting(call.caller.tenant, model, on_end)
         envelope = Envelope(
             call.id,
             self._source,

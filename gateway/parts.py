@@ -31,6 +31,7 @@ from gateway.scaling import Scaling
 from gateway.service_rate import ServiceRates
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
+from gateway.tenant_queues import TenantQueues
 from gateway.webhooks import Webhooks
 from schemas.topics import Topics
 from store import StoreError, open_store
@@ -56,7 +57,11 @@ class Parts:
         )
         self.rates = ServiceRates()
         self.fleet.observe(self.rates.note)
-        self.queues = QueueWatch(backlog=self.backlog, catalogue=self.catalogue, topics=self.topics, rates=self.rates)
+        self._limits = settings.admission_limits()
+        self.queued = TenantQueues(lambda tenant: self._limits.of_tenant(tenant).backlog)
+        self.queues = QueueWatch(
+            backlog=self.backlog, catalogue=self.catalogue, topics=self.topics, rates=self.rates, queued=self.queued
+        )
         self.dispatcher = self._new_dispatcher(gateway_id)
         metrics.watch_in_flight(lambda: self.dispatcher.in_flight)
         self.replies = Replies(
@@ -98,7 +103,7 @@ class Parts:
             topics=self.topics,
             gateway_id=gateway_id,
             job_key=signing_key(settings.job_key.get_secret_value()),
-            admission=Admission(settings.admission_limits(), queue_of=self.queues.queue_of),
+            admission=Admission(self._limits, queue_of=self.queues.queue_of, queued=self.queued),
             claim_above_bytes=settings.claim_above_bytes,
         )
 

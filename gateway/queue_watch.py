@@ -15,7 +15,8 @@ import structlog
 from gateway.admission import Queue
 from gateway.backlog import Backlog
 from gateway.catalogue import Catalogue
-from schemas.errors import InferenceError
+from gateway.tenant_queues import TenantQueues
+from schemas.errors import ErrorCode, InferenceError
 from schemas.topics import Topics
 
 _log = structlog.get_logger(__name__)
@@ -55,7 +56,7 @@ class UnknownRates:
 
 
 class QueueWatch:
-    """Reads the backlog of pools in the background. Times in seconds, monotonic."""
+    """Reads the backlog of pools in the background, and keeps `queued` true. Times in seconds, monotonic."""
 
     def __init__(
         self,
@@ -64,12 +65,14 @@ class QueueWatch:
         catalogue: Catalogue,
         topics: Topics,
         rates: Rates,
+        queued: TenantQueues,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backlog = backlog
         self._catalogue = catalogue
         self._topics = topics
         self._rates = rates
+        self._queued = queued
         self._now_s = now_s
         self._asked: dict[str, float] = {}  # by pool
         self._read: dict[str, _Read] = {}  # by model
@@ -97,6 +100,7 @@ class QueueWatch:
         failing: set[str] = set()
         while True:
             await self._wanted.wait()
+            self._ask_for_queued()
             now_s = self._now_s()
             self._asked = {pool: at_s for pool, at_s in self._asked.items() if now_s - at_s <= _ASKED_WITHIN_S}
             self._read = {model: read for model, read in self._read.items() if now_s - read.at_s <= _FRESH_S}
@@ -113,9 +117,22 @@ class QueueWatch:
                     failing.add(pool)
             await asyncio.sleep(_READ_EVERY_S)
 
+    def _ask_for_queued(self) -> None:
+        """Read on as long as tenants have something queued: nobody may be refused for what has ended meanwhile."""
+        for model in self._queued.models():
+            try:
+                self._asked[self._catalogue.model(model).pool] = self._now_s()
+            except InferenceError as error:
+                if error.code is ErrorCode.MODEL_NOT_FOUND:
+                    self._queued.forget(model)
+
     async def _read_pool(self, pool: str) -> None:
         begun_s = self._now_s()
         for topic, partitions in (await self._backlog.of_pool(pool)).items():
             count = sum(partition.records for partition in partitions)
             model = self._topics.model_of(topic)
             self._read[model] = _Read(begun_s, count, self._read.get(model))
+            known = self._catalogue.of_topic(topic)
+            if known is not None:
+                progress = [partition.progress for partition in partitions]
+                self._queued.settle(known.metadata.name, known.epoch, progress)

@@ -25,6 +25,7 @@ class TenantLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     in_flight: Annotated[int, Field(ge=0)] = 0
+    backlog: Annotated[int, Field(ge=0)] = 0
     rate_rps: Annotated[float, Field(ge=0)] = 0.0
     burst: Annotated[int, Field(ge=0)] = 0
 
@@ -47,6 +48,14 @@ class LimitSettings(BaseSettings):
     max_backlog: Annotated[
         int, Field(ge=0, description="Requests in one model's queue, whoever sent them; 0: no limit.")
     ] = 0
+    max_backlog_per_tenant: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Requests of one tenant that may wait or run in all models' queues, of those that came by this "
+            "gateway since it started; 0: no limit.",
+        ),
+    ] = 0
     tenant_rate_rps: Annotated[
         float, Field(ge=0, description="Requests per second that one tenant may send to this gateway; 0: no limit.")
     ] = 0.0
@@ -59,7 +68,7 @@ class LimitSettings(BaseSettings):
     ] = {}
     tenant_limits: Annotated[
         dict[str, TenantLimits],
-        Field(description='Tenants likewise: {"acme": {"in_flight": 50, "rate_rps": 20, "burst": 40}}.'),
+        Field(description='Tenants likewise: {"acme": {"in_flight": 50, "backlog": 1000, "rate_rps": 20}}.'),
     ] = {}
 
     def admission_limits(self) -> AdmissionLimits:
@@ -67,7 +76,12 @@ class LimitSettings(BaseSettings):
         return AdmissionLimits(
             self.max_in_flight,
             Limits(in_flight=self.max_in_flight_per_model, backlog=self.max_backlog),
-            Limits(in_flight=self.max_in_flight_per_tenant, rate_rps=self.tenant_rate_rps, burst=self.tenant_burst),
+            Limits(
+                in_flight=self.max_in_flight_per_tenant,
+                backlog=self.max_backlog_per_tenant,
+                rate_rps=self.tenant_rate_rps,
+                burst=self.tenant_burst,
+            ),
             {name: Limits(**limits.model_dump()) for name, limits in self.model_limits.items()},
             {name: Limits(**limits.model_dump()) for name, limits in self.tenant_limits.items()},
         )

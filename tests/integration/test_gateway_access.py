@@ -15,6 +15,7 @@ import pytest_asyncio
 from aiokafka import AIOKafkaConsumer
 
 from local.kafka import LocalKafka
+from schemas.progress import Progress
 from tests.integration.access_keys import Issuer, Keys
 from tests.integration.certificates import Authority
 from tests.integration.echo_worker import EchoWorker
@@ -55,7 +56,7 @@ def gateway(
         jwt_refresh_s=0.1,
         max_in_flight_bytes=2_000_000,
         max_body_bytes=3_000_000,
-        tenant_limits='{"slow": {"rate_rps": 0.2, "burst": 1}, "narrow": {"in_flight": 1}}',
+        tenant_limits='{"slow": {"rate_rps": 0.2, "burst": 1}, "narrow": {"in_flight": 1}, "brief": {"backlog": 2}}',
         model_limits='{"full": {"backlog": 1}}',
     )
     with process:
@@ -230,6 +231,23 @@ async def test_a_full_queue_is_429(kafka: LocalKafka, gateway: GatewayProcess, k
         answer = await other_than(202, lambda: http.post(path(echo), json=BODY, headers=keys.acme | ASYNC))
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")  # how fast it goes is not known
         assert "requests wait for model 'full'" in answer.json()["detail"]
+
+
+async def test_a_tenant_has_so_many_queued(http: httpx.AsyncClient, worker: EchoWorker, issuer: Issuer) -> None:
+    kid = max(issuer.served)
+    brief = {"authorization": f"Bearer {issuer.token(kid, tenant='brief')}", **ASYNC}
+
+    async def submit() -> httpx.Response:
+        return await http.post(path(worker), json=BODY, headers=brief)
+
+    assert [(await submit()).status_code for _ in range(3)] == [202, 202, 429]
+    refused = await submit()
+    assert "2 requests of tenant 'brief' wait or run, of 2" in refused.json()["detail"]
+    assert int(refused.headers["retry-after"]) >= 1
+    taken = await worker.take()
+    await worker.commit(taken.origin.partition, Progress(taken.origin.offset + 1, taken.origin.offset + 1))
+    assert (await other_than(429, submit)).status_code == 202
+    assert (await submit()).status_code == 429
 
 
 async def test_bodies_are_bounded_together(gateway: GatewayProcess, worker: EchoWorker, keys: Keys) -> None:

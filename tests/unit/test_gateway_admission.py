@@ -11,8 +11,24 @@ from hypothesis import strategies as st
 from gateway.admission import Admission, AdmissionLimits, Limits, Queue
 from gateway.byte_budget import ByteBudget
 from gateway.problem import problem_response, retry_after
+from gateway.tenant_queues import TenantQueues
 from gateway.token_bucket import TokenBucket
+from schemas.control import ModelAnnouncement
 from schemas.errors import ErrorCode, InferenceError
+from schemas.model import ModelMetadata
+from schemas.progress import Progress
+
+
+class Taken:
+    """A record that the broker took."""
+
+    error: BaseException | None = None
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def place(self) -> tuple[int, int, int]:
+        return 0, self.offset, 0
 
 
 def refusal(act: Callable[[], None]) -> InferenceError:
@@ -77,6 +93,38 @@ def test_a_full_queue_says_when_it_will_be_short_enough() -> None:
     assert dict(problem_response(error)[1])[b"retry-after"] == b"11"
     queue[0] = Queue(1500)
     assert retry_after(refused(admission)) == 1
+
+
+def test_a_tenants_queue_is_limited_over_all_models() -> None:
+    limits = AdmissionLimits(100, tenant=Limits(backlog=3), tenants={"free": Limits()})
+    queued = TenantQueues(lambda tenant: limits.of_tenant(tenant).backlog)
+    asked: list[str] = []
+
+    def queue_of(model: str) -> Queue:
+        asked.append(model)
+        return Queue(30, 10.0)
+
+    admission = Admission(limits, queue_of=queue_of, queued=queued)
+
+    def take(name: str, tenant: str, offset: int) -> None:
+        announced = ModelAnnouncement(ModelMetadata(name, ("1",), "p", 8, (), ()), "pool", f"t.infer.{name}", 7, 1)
+        admission.enter(name, tenant, now_s=0)
+        queued.noting(tenant, announced, lambda taken: None)(Taken(offset))
+        admission.leave(name, tenant)
+
+    for offset in range(2):
+        take("m", "a", offset)
+    assert asked == ["m", "m"]  # the counts are kept true from the first on
+    refusal(lambda: admission.enter("m", "a", now_s=0, count=2))
+    take("n", "a", 0)
+    error = refused(admission, "o", "a")
+    assert "3 requests of tenant 'a' wait or run, of 3 that may" in error.message
+    assert error.retry_after_s == pytest.approx(1.0)  # one of its three in a queue of three seconds
+    assert "more than the 3" in refusal(lambda: admission.enter("m", "b", now_s=0, count=4)).message
+    for offset in range(9):
+        take("m", "free", offset)
+    queued.settle("m", 7, [Progress(1, 2)])
+    take("m", "a", 2)
 
 
 def test_a_full_gateway_says_how_long_the_queue_is() -> None:

@@ -9,8 +9,23 @@ import pytest
 
 from gateway.admission import Queue
 from gateway.queue_watch import QueueWatch
+from gateway.tenant_queues import TenantQueues
+from schemas.control import ModelAnnouncement
 from schemas.errors import ErrorCode, InferenceError
+from schemas.model import ModelMetadata
+from schemas.progress import Progress
 from schemas.topics import Topics
+
+MODEL = ModelAnnouncement(ModelMetadata("m", ("1",), "p", 8, (), ()), "p", "t.infer.m", 7, 1)
+
+
+class Taken:
+    """A record that the broker took as the first of partition 0."""
+
+    error: BaseException | None = None
+
+    def place(self) -> tuple[int, int, int]:
+        return 0, 0, 0
 
 
 class Site:
@@ -22,24 +37,33 @@ class Site:
         self.rate: float | None = 20.0
         self.fails = False
         self.reads = 0
+        self.committed = 0
+        self.is_served = True
+        self.queued = TenantQueues(lambda tenant: 10)
         self.watch = QueueWatch(
             backlog=self,  # type: ignore[arg-type]  # what is asked of it is here
             catalogue=self,  # type: ignore[arg-type]  # likewise
             topics=Topics("t"),
             rates=self,
+            queued=self.queued,
             now_s=lambda: self.now_s,
         )
 
     def model(self, name: str) -> Any:
-        if name != "m":
+        if name != "m" or not self.is_served:
             raise InferenceError(ErrorCode.MODEL_NOT_FOUND, name)
-        return type("Model", (), {"pool": "p"})
+        return MODEL
+
+    def of_topic(self, topic: str) -> ModelAnnouncement | None:
+        return MODEL if topic == MODEL.topic else None
 
     async def of_pool(self, pool: str) -> Any:
         self.reads += 1
         if self.fails:
             raise InferenceError(ErrorCode.UNAVAILABLE, "away")
-        return {"t.infer.m": [type("Partition", (), {"records": self.records})]}
+        return {
+            "t.infer.m": [type("Partition", (), {"records": self.records, "progress": Progress(self.committed, 0)})]
+        }
 
     def per_s(self, model: str, now_ms: int) -> float | None:
         return self.rate
@@ -108,4 +132,29 @@ async def test_while_nobody_asks_nothing_is_read() -> None:
     reads = site.reads
     await asyncio.sleep(0.02)  # twenty times the pace: that nothing happens can only be waited for
     assert site.reads == reads
+    running.cancel()
+
+
+async def test_while_a_tenant_has_something_queued_it_is_read_on() -> None:
+    site = Site()
+    site.queued.noting("a", MODEL, lambda taken: None)(Taken())
+    running = asyncio.create_task(site.watch.run())
+    await site.read(1)
+    site.now_s += 100  # nobody asks any more
+    site.committed = 1
+    async with asyncio.timeout(5):
+        while site.queued.count("a"):  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0.001)
+    running.cancel()
+
+
+async def test_what_is_queued_for_a_model_that_is_gone_counts_no_more() -> None:
+    site = Site()
+    site.queued.noting("a", MODEL, lambda taken: None)(Taken())
+    site.watch.queue_of("m")
+    site.is_served = False
+    running = asyncio.create_task(site.watch.run())
+    async with asyncio.timeout(5):
+        while site.queued.count("a"):  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0.001)
     running.cancel()
