@@ -20,7 +20,7 @@ from gateway.call import Call
 from gateway.job_id import Job, encode_job_id
 from gateway.kafka_client import REQUEST_TIMEOUT_S, BrokerError, Record
 from gateway.outbox import Handed
-from gateway.outcomes import Outcomes
+from gateway.outcomes import Outcomes, request_key
 from gateway.standing import Standing
 from gateway.tracing import Tracing
 from gateway.waiter import Waiter, away, not_acknowledged, not_taken, too_late
@@ -226,7 +226,10 @@ class Dispatcher:
             self._waiters.pop(key, None)
             self._waiting.discard(waiter)
         if record is not None:
-            return await self._outcomes.of_record(record)
+            outcome = await self._outcomes.of_record(record)
+            if self._tracing is not None:
+                self._tracing.received("replies", call.traceparent, outcome)
+            return outcome
         return self._accepted(model, handed, call, kept=not call.stored)
 
     def _forsake(self, model: ModelAnnouncement, call: Call, key: bytes, handed: Handed) -> None:
@@ -339,10 +342,3 @@ class Dispatcher:
         partition, offset, appended_ms = handed.place()
         job = Job(self._topics.model_of(model.topic), model.epoch, partition, offset, appended_ms, kept)
         return Accepted(encode_job_id(job, key=self._job_key, tenant=call.caller.tenant))
-
-
-def request_key(id_: str, now_ms: int) -> str:
-    """The object key of a request's value that is too large for a record. By the hour, so that what is too old can be
-    removed without looking at each.
-    """
-    return f"claims/requests/{now_ms // 3_600_000:08d}/{id_}"

@@ -7,7 +7,6 @@ Knows no route.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,18 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.access import Access
 from gateway.access_log import AccessLog
 from gateway.caller import caller_in
+from gateway.request_id import request_id_of
 from gateway.traceparent import traceparent_in
 from gateway.tracing import Tracing
 from schemas.tracing import traceparent_of
 
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _UNTRACED = frozenset({"/metrics", "/v2/health/live", "/v2/health/ready"})  # asked every second, for nobody's sake
-
-
-def request_id_of(sent: dict[bytes, bytes], own: str) -> str:
-    """The caller's own request id if he sent one that can be given back, else `own`."""
-    told = sent.get(b"x-request-id")
-    return told.decode() if told is not None and _REQUEST_ID.fullmatch(told) else own
 
 
 class Edge:

@@ -11,6 +11,7 @@ from gateway.edge import Edge
 from gateway.grpc_infer import GrpcInfer
 from gateway.grpc_models import GrpcModels
 from gateway.grpc_side import GrpcSide
+from gateway.grpc_trail import GrpcTrail
 from gateway.infer import Infer
 from gateway.job_batch import JobBatch
 from gateway.metrics import Metrics
@@ -34,6 +35,7 @@ class Front:
         self._metrics = metrics
         self._state = state
         self._models = Models(catalogue=parts.catalogue, is_ready=self._is_ready)
+        self._access_log = AccessLog(settings.access_log)
         self.http = self._new_http()
         self.grpc = self._new_grpc()
 
@@ -47,7 +49,7 @@ class Front:
             next_id=parts.dispatcher.next_id,
             access=parts.access,
             count=self._metrics.responses.add,
-            access_log=AccessLog(settings.access_log),
+            access_log=self._access_log,
             tracing=Tracing.if_on(),
         )
         infer = Infer(
@@ -112,6 +114,8 @@ class Front:
             ),
             is_ready=self._is_ready,
             next_id=parts.dispatcher.next_id,
-            count=self._metrics.grpc_responses.add,
+            trail=GrpcTrail(
+                count=self._metrics.grpc_responses.add, access_log=self._access_log, tracing=Tracing.if_on()
+            ),
             authenticate=None if parts.access.is_open else parts.access.caller,
         )

@@ -7,7 +7,6 @@ cannot be read is the caller's fault and must be answered as such. Knows no call
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -15,49 +14,15 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from gateway.caller import ANYONE, Caller
-from gateway.grpc_status import Metadata, fail
-from gateway.traceparent import traceparent_in
+from gateway.caller import Caller
+from gateway.grpc_status import fail
+from gateway.grpc_trail import GrpcTrail
+from gateway.grpc_visit import Context, Visit
 from schemas.errors import ErrorCode, InferenceError, invalid
 
 _log = structlog.get_logger(__name__)
 
-_CLIENT_CLOSED = 499  # as the table of errors has it for CANCELLED
-
-Context = Any  # grpc.aio's servicer context: its stubs are generic over messages, and ours are bytes
 Authenticate = Callable[[Mapping[bytes, bytes]], Awaitable[Caller]]
-
-
-class Visit:
-    """One call: what came with it. `sent` is its metadata, names in lower case. `id` is unique among all gateways."""
-
-    __slots__ = ("_context", "caller", "id", "sent", "traceparent")
-
-    def __init__(self, context: Context, id_: str) -> None:
-        self._context = context
-        self.id = id_
-        self.sent: dict[bytes, bytes] = {
-            name.encode(): value if isinstance(value, bytes) else value.encode()
-            for name, value in context.invocation_metadata()
-        }
-        self.caller = ANYONE
-        self.traceparent = traceparent_in(self.sent).decode()
-
-    @property
-    def origin(self) -> str:
-        """The caller's address."""
-        return str(self._context.peer())
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the caller's deadline; None: it has set none."""
-        left_s: float | None = self._context.time_remaining()
-        return left_s
-
-    @property
-    def trailing(self) -> Metadata:
-        """What every answer ends with."""
-        return (("x-request-id", self.id), ("traceparent", self.traceparent))
 
 
 Unary = Callable[[bytes, Visit], Awaitable[bytes]]
@@ -67,25 +32,21 @@ Streaming = Callable[[Context, Visit], Awaitable[None]]
 class Edge:
     """Makes gRPC's method handlers of functions that raise InferenceError."""
 
-    def __init__(
-        self,
-        *,
-        next_id: Callable[[], str],
-        authenticate: Authenticate | None,
-        count: Callable[[int, float], None],
-    ) -> None:
-        """`count` is told of each answered inference: the HTTP status of the same meaning, and how long it took."""
+    def __init__(self, *, next_id: Callable[[], str], authenticate: Authenticate | None, trail: GrpcTrail) -> None:
         self._next_id = next_id
         self._authenticate = authenticate
-        self._count = count
+        self._trail = trail
 
-    def unary(self, work: Unary, *, known: bool = True, counted: bool = False) -> Any:
-        """The handler of a call with one request and one answer. `known`: callers must say who they are."""
+    def unary(self, path: str, work: Unary, *, known: bool = True, is_inference: bool = False) -> Any:
+        """The handler of a call with one request and one answer. `known`: callers must say who they are; other calls
+        are asked every second for nobody's sake, and make no spans.
+        """
+        trail = self._trail
 
         async def run(body: bytes, context: Context) -> bytes:
-            begun_s = time.perf_counter()
             visit = Visit(context, self._next_id())
-            status = 200
+            span = trail.begin(path, visit) if known else None
+            code, answer = None, b""
             try:
                 if known and self._authenticate is not None:
                     visit.caller = await self._authenticate(visit.sent)
@@ -93,21 +54,23 @@ class Edge:
                 context.set_trailing_metadata(visit.trailing)
                 return answer
             except asyncio.CancelledError:
-                status = _CLIENT_CLOSED
+                code = ErrorCode.CANCELLED
                 raise
             except Exception as caught:
-                error = error_of(caught, visit.id)
-                status = error.code.http_status
+                error = error_of(caught, visit.request_id)
+                code = error.code
             finally:
-                if counted:
-                    self._count(status, time.perf_counter() - begun_s)
+                sizes = {"bytes_in": len(body), "bytes_out": len(answer)}
+                trail.end(path, visit, span, code, is_inference=is_inference, **sizes)
             await fail(context, error, visit.trailing)
             raise AssertionError("this is a bug: fail always raises")
 
         return grpc.unary_unary_rpc_method_handler(run)
 
-    def stream(self, work: Streaming) -> Any:
-        """The handler of a call with many requests and answers, which `work` reads and writes itself."""
+    def stream(self, path: str, work: Streaming) -> Any:
+        """The handler of a call with many requests and answers, which `work` reads and writes itself, and leaves a
+        trail of each. Of the call itself there is one only when it fails.
+        """
 
         async def run(_: object, context: Context) -> None:
             visit = Visit(context, self._next_id())
@@ -120,7 +83,8 @@ class Edge:
             except (asyncio.CancelledError, grpc.aio.BaseError):
                 raise  # the latter is gRPC's own, of a caller that has gone in the middle of a write
             except Exception as caught:
-                error = error_of(caught, visit.id)
+                error = error_of(caught, visit.request_id)
+            self._trail.end(path, visit, None, error.code, is_inference=False, bytes_in=0)
             await fail(context, error, visit.trailing)
 
         return grpc.stream_stream_rpc_method_handler(run)

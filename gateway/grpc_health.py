@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from gateway.grpc_edge import Context, Visit
+from gateway.grpc_visit import Context, Visit
 from schemas.errors import ErrorCode, InferenceError
 
 SERVICE = "grpc.health.v1.Health"

@@ -9,10 +9,10 @@ from gateway.call_headers import has_call_headers, with_headers
 from gateway.caller import ANYONE
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Accepted, Dispatcher
-from gateway.grpc_edge import Visit
 from gateway.grpc_messages.inference_pb2 import ModelInferRequest
 from gateway.grpc_status import StillRunsError
 from gateway.grpc_tensors import encode_answer, request_of
+from gateway.grpc_visit import Visit
 from gateway.preferences import parse_preferences
 from schemas.deadline import Deadline
 from schemas.request import InferenceRequest
@@ -34,23 +34,24 @@ class GrpcInfer:
 
     async def infer(self, body: bytes, visit: Visit) -> bytes:
         """The call ModelInfer. Raises InferenceError, and DecodeError for what is no message."""
-        return encode_answer(await self.run(ModelInferRequest.FromString(body), visit, visit.id))
+        return encode_answer(await self.run(ModelInferRequest.FromString(body), visit))
 
-    async def run(self, message: ModelInferRequest, visit: Visit, id_: str) -> InferenceResponse:
-        """Run one request under this id.
+    async def run(self, message: ModelInferRequest, visit: Visit) -> InferenceResponse:
+        """Run one request under the visit's id.
 
         A caller that prefers respond-async gets an answer without outputs whose parameter `tidegate_job_id` names the
         job. Raises InferenceError: StillRunsError when the wait has run out, else whatever checking and running raise.
         When cancelled, the request is taken out of its queue.
         """
         name, version = message.model_name, message.model_version
+        visit.model = name
         if visit.caller is not ANYONE:
             visit.caller.require("infer", name)
         model = self._catalogue.model(name)
         model.metadata.resolve(version)
         request = request_of(message)
         model.metadata.check(request)
-        call = self._call(request, visit, id_, version)
+        call = self._call(request, visit, version)
         answer = await self._dispatcher.infer(model, request, call)
         if isinstance(answer, Accepted):
             if call.detached:
@@ -60,7 +61,7 @@ class GrpcInfer:
             raise error
         return decode_response(answer.value, answer.header_length)
 
-    def _call(self, request: InferenceRequest, visit: Visit, id_: str, version: str) -> Call:
+    def _call(self, request: InferenceRequest, visit: Visit, version: str) -> Call:
         parameters, sent, left_s = request.parameters, visit.sent, visit.left_s
         wait_ms, detached = self._wait_ms, False
         if b"prefer" in sent:
@@ -79,7 +80,7 @@ class GrpcInfer:
             if budget_ms:
                 wait_ms = min(wait_ms, budget_ms + _EXPIRED_ANSWER_GRACE_MS)
         return Call(
-            id_,
+            visit.id,
             wait_ms,
             detached,
             deadline,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from google.protobuf import json_format
 
 from gateway.catalogue import Catalogue
-from gateway.grpc_edge import Visit
 from gateway.grpc_messages import inference_pb2 as pb
+from gateway.grpc_visit import Visit
 from gateway.models import EXTENSIONS, Models, metadata_document, server_version
 from gateway.repository import Repository
 from gateway.statistics import Statistics, statistics_document

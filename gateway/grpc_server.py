@@ -12,19 +12,17 @@ from typing import Any
 import grpc
 import structlog
 
-from gateway.grpc_edge import Edge, refusing
+from gateway.grpc_edge import Edge, Unary, refusing
 from gateway.grpc_health import SERVICE as HEALTH
 from gateway.grpc_health import GrpcHealth
 from gateway.grpc_infer import GrpcInfer
 from gateway.grpc_lanes import Lanes
 from gateway.grpc_models import GrpcModels
-from gateway.grpc_stream import GrpcStream
+from gateway.grpc_stream import SERVICE, GrpcStream
 from gateway.settings_grpc import GrpcSettings
 from schemas.errors import ErrorCode, InferenceError
 
 _log = structlog.get_logger(__name__)
-
-SERVICE = "inference.GRPCInferenceService"
 
 _NO_SHARED_MEMORY = ("there is no shared memory: models run on other machines", "send tensors in raw_input_contents")
 _UNSUPPORTED = {
@@ -37,6 +35,7 @@ _UNSUPPORTED = {
     "TraceSetting": ("tracing is not set by a call", "set OTEL_EXPORTER_OTLP_ENDPOINT where gateways and workers run"),
     "LogSettings": ("logging is not set by a call", "read the gateway's log, one JSON object a line on stderr"),
 }
+_FOR_ALL = frozenset({"ServerLive", "ServerReady", "ServerMetadata"})
 _MANAGEMENT = ("RepositoryModelLoad", "RepositoryModelUnload")
 
 
@@ -44,28 +43,32 @@ def handlers(
     *, edge: Edge, infer: GrpcInfer, stream: GrpcStream, models: GrpcModels, health: GrpcHealth, manages: bool
 ) -> dict[str, Any]:
     """What is answered, by the full names of calls. `manages`: loading and unloading too."""
-    calls = {
-        "ModelInfer": edge.unary(infer.infer, counted=True),
-        "ModelStreamInfer": edge.stream(stream.serve),
-        "ServerLive": edge.unary(models.live, known=False),
-        "ServerReady": edge.unary(models.ready, known=False),
-        "ServerMetadata": edge.unary(models.server, known=False),
-        "ModelReady": edge.unary(models.model_ready),
-        "ModelMetadata": edge.unary(models.metadata),
-        "ModelConfig": edge.unary(models.config),
-        "ModelStatistics": edge.unary(models.statistics),
-        "RepositoryIndex": edge.unary(models.index),
-        "RepositoryModelLoad": edge.unary(models.load),
-        "RepositoryModelUnload": edge.unary(models.unload),
+    calls: dict[str, Unary] = {
+        "ServerLive": models.live,
+        "ServerReady": models.ready,
+        "ServerMetadata": models.server,
+        "ModelReady": models.model_ready,
+        "ModelMetadata": models.metadata,
+        "ModelConfig": models.config,
+        "ModelStatistics": models.statistics,
+        "RepositoryIndex": models.index,
+        "RepositoryModelLoad": models.load,
+        "RepositoryModelUnload": models.unload,
     }
+    table = {_path(name): edge.unary(_path(name), work, known=name not in _FOR_ALL) for name, work in calls.items()}
     if not manages:
-        calls |= dict.fromkeys(_MANAGEMENT, refusing(_NOT_HERE))
+        table |= {_path(name): refusing(_NOT_HERE) for name in _MANAGEMENT}
     for name, (why, remedy) in _UNSUPPORTED.items():
-        calls[name] = refusing(InferenceError(ErrorCode.UNSUPPORTED, why, remedy=remedy))
-    named = {f"/{SERVICE}/{name}": call for name, call in calls.items()}
-    named[f"/{HEALTH}/Check"] = edge.unary(health.check, known=False)
-    named[f"/{HEALTH}/Watch"] = edge.unary_stream(health.watch)
-    return named
+        table[_path(name)] = refusing(InferenceError(ErrorCode.UNSUPPORTED, why, remedy=remedy))
+    table[_path("ModelInfer")] = edge.unary(_path("ModelInfer"), infer.infer, is_inference=True)
+    table[stream.path] = edge.stream(stream.path, stream.serve)
+    table[f"/{HEALTH}/Check"] = edge.unary(f"/{HEALTH}/Check", health.check, known=False)
+    table[f"/{HEALTH}/Watch"] = edge.unary_stream(health.watch)
+    return table
+
+
+def _path(name: str) -> str:
+    return f"/{SERVICE}/{name}"
 
 
 _NOT_HERE = InferenceError(
@@ -105,7 +108,7 @@ class GrpcServer:
             ],
         )
         self._server.add_generic_rpc_handlers((_Calls(table),))
-        infer = table[f"/{SERVICE}/ModelInfer"]
+        infer = table[_path("ModelInfer")]
         self._lanes = Lanes(self._server, SERVICE, "ModelInfer", infer, max_calls=settings.grpc_max_calls)
 
     async def start(self, host: str, port: int, *, name: str) -> int:

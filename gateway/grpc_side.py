@@ -9,8 +9,9 @@ from gateway.grpc_edge import Authenticate, Edge
 from gateway.grpc_health import GrpcHealth
 from gateway.grpc_infer import GrpcInfer
 from gateway.grpc_models import GrpcModels
-from gateway.grpc_server import SERVICE, GrpcServer, handlers
-from gateway.grpc_stream import GrpcStream
+from gateway.grpc_server import GrpcServer, handlers
+from gateway.grpc_stream import SERVICE, GrpcStream
+from gateway.grpc_trail import GrpcTrail
 from gateway.settings import GatewaySettings
 
 _GRACE_S = 2.0  # for answers on their way, once nobody waits for a worker any more
@@ -27,13 +28,13 @@ class GrpcSide:
         models: GrpcModels,
         is_ready: Callable[[], bool],
         next_id: Callable[[], str],
-        count: Callable[[int, float], None],
+        trail: GrpcTrail,
         authenticate: Authenticate | None = None,
     ) -> None:
-        """`count` is told of each answered inference, `authenticate` says who sent this metadata; None: anyone."""
-        edge = Edge(next_id=next_id, authenticate=authenticate, count=count)
+        """`authenticate` says who sent this metadata; None: anyone."""
+        edge = Edge(next_id=next_id, authenticate=authenticate, trail=trail)
         self._settings = settings
-        self._stream = GrpcStream(infer=infer, next_id=next_id, in_flight=settings.grpc_stream_in_flight, count=count)
+        self._stream = GrpcStream(infer=infer, next_id=next_id, in_flight=settings.grpc_stream_in_flight, trail=trail)
         self._health = GrpcHealth(services=frozenset({SERVICE}), is_ready=is_ready)
         self._ports = {
             name: port

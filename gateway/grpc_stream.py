@@ -8,25 +8,29 @@ Kafka.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import grpc
 
-from gateway.grpc_edge import Context, Visit, error_of
+from gateway.grpc_edge import error_of
 from gateway.grpc_infer import GrpcInfer
 from gateway.grpc_messages.inference_pb2 import ModelInferRequest
 from gateway.grpc_status import message_of as text_of
 from gateway.grpc_status import metadata_of
 from gateway.grpc_tensors import encode_answer, encode_stream_answer, encode_stream_error
+from gateway.grpc_trail import GrpcTrail
+from gateway.grpc_visit import Context, Visit
 from schemas.errors import ErrorCode, InferenceError
 from schemas.response import InferenceResponse
 
+SERVICE = "inference.GRPCInferenceService"
 _FINAL = "triton_final_response"  # every request has one answer, so each is the final one
 
 
 class GrpcStream:
     """The call ModelStreamInfer."""
+
+    path = f"/{SERVICE}/ModelStreamInfer"
 
     def __init__(
         self,
@@ -34,13 +38,13 @@ class GrpcStream:
         infer: GrpcInfer,
         next_id: Callable[[], str],
         in_flight: int,
-        count: Callable[[int, float], None],
+        trail: GrpcTrail,
     ) -> None:
-        """`in_flight`: requests of one stream that run at a time. `count` is told of each answer, as `Edge`'s is."""
+        """`in_flight`: requests of one stream that run at a time. Each of them leaves a trail, as calls do."""
         self._infer = infer
         self._next_id = next_id
         self._in_flight = in_flight
-        self._count = count
+        self._trail = trail
         self._closing = asyncio.Event()
         self._readers: set[asyncio.Task[None]] = set()
 
@@ -92,20 +96,27 @@ class GrpcStream:
             raise InferenceError(ErrorCode.UNAVAILABLE, "this gateway stops", remedy="open a new stream")
         reader.result()
 
-    async def _answer(self, body: bytes, visit: Visit) -> bytes:
+    async def _answer(self, body: bytes, stream: Visit) -> bytes:
         """One request's answer on the wire, whatever becomes of it."""
-        begun_s, id_, told = time.perf_counter(), self._next_id(), ""
+        visit, told = stream.request(self._next_id()), ""
+        span = self._trail.begin(self.path, visit)
+        code, answer = None, b""
         try:
             message = ModelInferRequest.FromString(body)
             told = message.id
-            response = await self._infer.run(message, visit, id_)
+            response = await self._infer.run(message, visit)
             response.parameters[_FINAL] = True
             answer = encode_stream_answer(encode_answer(response))
-            self._count(200, time.perf_counter() - begun_s)
-            return answer
+        except asyncio.CancelledError:
+            code = ErrorCode.CANCELLED
+            raise
         except Exception as caught:
-            error = error_of(caught, id_)
-            self._count(error.code.http_status, time.perf_counter() - begun_s)
+            error = error_of(caught, visit.id)
+            code = error.code
             parameters = {name.replace("-", "_"): value for name, value in metadata_of(error)}
             whose = InferenceResponse("", "", (), told, {**parameters, _FINAL: True})
-            return encode_stream_error(text_of(error), encode_answer(whose))
+            answer = encode_stream_error(text_of(error), encode_answer(whose))
+        finally:
+            sizes = {"bytes_in": len(body), "bytes_out": len(answer)}
+            self._trail.end(self.path, visit, span, code, is_inference=True, **sizes)
+        return answer

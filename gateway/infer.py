@@ -19,7 +19,7 @@ from gateway.call_headers import has_call_headers, with_headers
 from gateway.caller import ANYONE, Caller
 from gateway.catalogue import Catalogue
 from gateway.dispatcher import Accepted, Dispatcher
-from gateway.edge import Edge, request_id_of
+from gateway.edge import Edge
 from gateway.idempotency import Idempotency
 from gateway.idempotency_key import HEADER as IDEMPOTENCY_KEY
 from gateway.idempotency_key import fingerprint, repeat_of
@@ -27,6 +27,7 @@ from gateway.outcomes import Outcomes
 from gateway.preferences import NO_PREFERENCES, Preferences, parse_preferences
 from gateway.problem import RawHeaders, problem_response
 from gateway.raw_body import raw_request
+from gateway.request_id import request_id_of
 from gateway.standing import document_of, job_path, queued_document
 from gateway.traceparent import traceparent_in
 from gateway.webhook_submissions import WebhookSubmissions
@@ -158,8 +159,6 @@ class Infer:
             answer = await self._dispatcher.infer(model, request, call)
         if isinstance(answer, Accepted):
             return _accepted(answer, name, preferences, call.wait_ms)
-        if self._edge.tracing is not None:
-            self._edge.tracing.received("replies", traceparent, answer)
         if time.monotonic() - asked_s > _PATIENCE_S and _has_left(receive):
             self._outcomes.keep(answer)
         if error := answer.error():

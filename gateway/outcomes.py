@@ -232,3 +232,10 @@ def _unavailable(what: str, cause: StoreError) -> InferenceError:
         f"the object store cannot be {what}: {cause}",
         remedy="try again in a moment",
     )
+
+
+def request_key(id_: str, now_ms: int) -> str:
+    """The object key of a request's value that is too large for a record. By the hour, so that what is too old can be
+    removed without looking at each.
+    """
+    return f"claims/requests/{now_ms // 3_600_000:08d}/{id_}"

@@ -17,6 +17,8 @@ from gateway.outbox import Handed
 from schemas.outcome import Outcome
 from schemas.tracing import is_on, parent_context, traceparent_of
 
+# gRPC's UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS: so OpenTelemetry's conventions.
+_SERVER_FAULTS = frozenset({2, 4, 12, 13, 14, 15})
 _MAX_ATTRIBUTE_CHARS = 256  # what others wrote goes on in full nowhere
 
 
@@ -61,6 +63,24 @@ class Tracing:
             if status >= 500:  # a refused caller is no error of the server's
                 span.set_attribute("error.type", str(status))
                 span.set_status(StatusCode.ERROR)
+        span.end()
+
+    def serve_call(self, path: str, peer: str, sent: dict[bytes, bytes], traceparent: str) -> Span:
+        """Begin the server span of a gRPC call, as a child of the caller's. `path`: `/service/method`."""
+        _, service, method = path.split("/", 2)
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method, "client.address": peer}
+        if agent := sent.get(b"user-agent"):
+            attributes["user_agent.original"] = agent[:_MAX_ATTRIBUTE_CHARS].decode("latin-1")
+        return self._tracer.start_span(path[1:], parent_context(traceparent), SpanKind.SERVER, attributes)
+
+    def end_call(self, span: Span, status: int, *, request_id: str, model: str) -> None:
+        """End a gRPC call's span with the number of its status."""
+        for name, value in (("tidegate.request.id", request_id), ("tidegate.model", model)):
+            if value:
+                span.set_attribute(name, value[:_MAX_ATTRIBUTE_CHARS])
+        span.set_attribute("rpc.grpc.status_code", status)
+        if status in _SERVER_FAULTS:
+            span.set_status(StatusCode.ERROR)
         span.end()
 
     def sending(

@@ -7,13 +7,18 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx
+import numpy as np
 import pytest
 import pytest_asyncio
+import tritonclient.grpc as triton
 
 from local.kafka import LocalKafka
 from tests.integration.gateway_process import GatewayProcess
+from tests.integration.grpc_calls import bare, streaming
 from tests.integration.otlp_collector import OtlpCollector
 from tests.integration.worker_process import Installation, WorkerProcess
 
@@ -26,6 +31,15 @@ SERVER, PRODUCER, CONSUMER = 2, 4, 5
 
 def body(value: float = 1.0) -> dict[str, object]:
     return {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [value]}]}
+
+
+def row_of(model: str) -> Any:
+    tensor = triton.InferInput("INPUT0", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+    request = triton.service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.append(tensor._get_tensor())
+    request.raw_input_contents.append(tensor._get_content())
+    return request
 
 
 def traceparent(trace_id: str, flags: str = "01") -> dict[str, str]:
@@ -90,6 +104,37 @@ async def test_a_synchronous_request_is_one_trace_with_the_right_parents(
     assert process.begun_ns >= server.begun_ns - 50_000_000  # the broker's clock tells milliseconds
     answered = response.headers["traceparent"].split("-")
     assert (answered[1], answered[2]) == (trace_id, server.id)
+
+
+async def test_a_grpc_call_is_one_trace_too(
+    collector: OtlpCollector, gateway: GatewayProcess, worker: WorkerProcess
+) -> None:
+    trace_id = "6af7651916cd43dd8448eb211c80319c"
+    request = row_of("dev").SerializeToString()
+    async with grpc.aio.insecure_channel(gateway.grpc) as channel:
+        sent = [*traceparent(trace_id).items(), ("x-request-id", "mine")]
+        call = bare(channel, "ModelInfer")(request, timeout=20, metadata=sent)
+        await call
+        told = dict(await call.trailing_metadata())
+        stream = streaming(channel)(timeout=20, metadata=list(traceparent("7" + trace_id[1:]).items()))
+        for each in (request, row_of("nobody").SerializeToString()):
+            await stream.write(each)
+        await stream.done_writing()
+        assert len([each async for each in stream]) == 2
+    called = "inference.GRPCInferenceService/ModelInfer"
+    spans = await asyncio.to_thread(collector.trace, trace_id, called, "send", "process", "infer", "receive")
+    server = spans[called]
+    assert (server.kind, server.parent) == (SERVER, CALLER)
+    assert (spans["send"].parent, spans["receive"].parent) == (server.id, server.id)
+    assert spans["process"].parent == spans["send"].id
+    assert (told["traceparent"].split("-")[1:3], told["x-request-id"]) == ([trace_id, server.id], "mine")
+    assert (server.attributes["rpc.method"], server.attributes["rpc.grpc.status_code"]) == ("ModelInfer", 0)
+    assert (server.attributes["tidegate.request.id"], server.attributes["tidegate.model"]) == ("mine", "dev")
+    streamed = f"{called[: -len('ModelInfer')]}ModelStreamInfer"
+    seen = await asyncio.to_thread(collector.wait_for, lambda spans: sum(span.name == streamed for span in spans) == 2)
+    of_stream = [span for span in seen if span.name == streamed]
+    assert {span.parent for span in of_stream} == {CALLER}
+    assert sorted(span.attributes["rpc.grpc.status_code"] for span in of_stream) == [0, 5]
 
 
 async def test_a_job_is_one_trace_too(collector: OtlpCollector, gateway: GatewayProcess, worker: WorkerProcess) -> None:

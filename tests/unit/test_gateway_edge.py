@@ -21,7 +21,8 @@ from gateway.access import Access
 from gateway.access_log import AccessLog
 from gateway.app import _on_crash, _on_error, _on_routing_error
 from gateway.caller import Caller
-from gateway.edge import Edge, request_id_of
+from gateway.edge import Edge
+from gateway.request_id import request_id_of
 from gateway.traceparent import traceparent_in
 from schemas.errors import ErrorCode, InferenceError
 from schemas.tracing import is_sampled, is_wanted, parent_context, span_context

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dispatcher import request_key
+from gateway.outcomes import request_key
 from gateway.sweeper import Sweep, Sweeper
 from schemas.outcome import answer_key, outcome_key
 from schemas.record import Origin
