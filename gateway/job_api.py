@@ -22,6 +22,7 @@ from gateway.results import Results
 from gateway.settings import GatewaySettings
 from gateway.standings import Standings
 from gateway.sweeper import Sweeper
+from gateway.webhook_schedule import Schedule
 from schemas.topics import Topics
 from store.object_store import ObjectStore
 
@@ -72,6 +73,8 @@ class JobApi:
             results_s=settings.result_retention_s,
             payloads_s=settings.payload_retention_s,
             keys_s=settings.idempotency_window_s,
+            # Written anew by each attempt: as long as its result, after the last wait.
+            webhooks_s=settings.result_retention_s + Schedule.parse(settings.webhook_retry_s).total_ms / 1000,
         )
         self._routes = self._build_routes(settings, outcomes)
 

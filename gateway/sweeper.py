@@ -1,4 +1,5 @@
-"""Sweeper: removes from the object store what is too old: outcomes, large values, idempotency keys.
+"""Sweeper: removes from the object store what is too old: outcomes, large values, idempotency keys, how
+webhooks stand.
 
 One gateway of all sweeps per period: whoever first writes the period's mark. A pass ends when its time is over and the
 next one begins elsewhere, so that no pass is long and none of the prefixes starves. Knows no Kafka and no route.
@@ -39,12 +40,13 @@ class Sweep:
         self._deleters = ThreadPoolExecutor(_DELETERS, thread_name_prefix="sweep")
         self.removed = 0
 
-    def run(self, *, results_ms: int, payloads_ms: int, keys_ms: int) -> int:
+    def run(self, *, results_ms: int, payloads_ms: int, keys_ms: int, webhooks_ms: int) -> int:
         """Remove what is older than these ages and some slack; how many objects that were. Raises StoreError."""
         steps: list[Callable[[], None]] = [
             lambda: self._places("outcomes", results_ms),
             lambda: self._places("claims/answers", results_ms),
             lambda: self._places("claims/results", payloads_ms),
+            lambda: self._places("webhooks", webhooks_ms),
             lambda: self._hours("claims/requests", payloads_ms),
             lambda: self._flat("claims/dead", payloads_ms),
             lambda: self._keys(keys_ms),
@@ -130,7 +132,14 @@ class Sweeper:
     """Sweeps now and then."""
 
     def __init__(
-        self, *, store: ObjectStore, every_s: float, results_s: float, payloads_s: float, keys_s: float
+        self,
+        *,
+        store: ObjectStore,
+        every_s: float,
+        results_s: float,
+        payloads_s: float,
+        keys_s: float,
+        webhooks_s: float,
     ) -> None:
         """`every_s`: the period, 0 for never; the others are how long each kind is kept."""
         self._store = store
@@ -139,6 +148,7 @@ class Sweeper:
             "results_ms": int(results_s * 1000),
             "payloads_ms": int(payloads_s * 1000),
             "keys_ms": int(keys_s * 1000),
+            "webhooks_ms": int(webhooks_s * 1000),
         }
 
     async def sweep_regularly(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.outcomes import request_key
 from gateway.sweeper import Sweep, Sweeper
+from gateway.webhook_states import webhook_key
 from schemas.outcome import answer_key, outcome_key
 from schemas.record import Origin
 from store import ObjectStore, open_store
@@ -37,7 +38,9 @@ class Site:
         """What is left."""
         ends_s = time.monotonic() + 60 if until_s is None else until_s
         sweep = Sweep(self.store, now_ms=NOW_MS, until_s=ends_s, rng=random.Random(seed))
-        sweep.run(results_ms=DAY_S * 1000, payloads_ms=30 * DAY_S * 1000, keys_ms=DAY_S * 1000)
+        sweep.run(
+            results_ms=DAY_S * 1000, payloads_ms=30 * DAY_S * 1000, keys_ms=DAY_S * 1000, webhooks_ms=2 * DAY_S * 1000
+        )
         return {info.key for info in self.store.list("")}
 
 
@@ -61,6 +64,7 @@ def test_each_kind_goes_at_its_age_and_not_before(site: Site) -> None:
         site.put("claims/dead/t/0/1", 29 * day_ms),
         site.put(answer_key(Origin("t.infer.m", 0, 1), 7, "a", lasting=True), 29 * day_ms),
         site.put("idempotency/aa/aabb/0000/claim", day_ms),
+        site.put(webhook_key(Origin("t.infer.m", 0, 1), 7), 2 * day_ms),
         site.put("models/m/config.pbtxt", 400 * day_ms),  # whatever else lives in the store
         site.put("claims/t.results.m/t/0/1", 400 * day_ms),
     }
@@ -69,6 +73,7 @@ def test_each_kind_goes_at_its_age_and_not_before(site: Site) -> None:
     site.put(answer_key(Origin("t.infer.m", 0, 0), 7, "a"), old)
     site.put(request_key("g-0", NOW_MS - 31 * day_ms), 31 * day_ms)
     site.put("claims/dead/t/0/0", 31 * day_ms)
+    site.put(webhook_key(Origin("t.infer.m", 0, 0), 7), 2 * day_ms + old - day_ms)
     site.put(answer_key(Origin("t.infer.m", 0, 0), 7, "a", lasting=True), 31 * day_ms)
     site.put("idempotency/aa/aacc/0000/claim", old)
     site.put("idempotency/aa/aacc/0000/answers", old)
@@ -112,7 +117,8 @@ def test_one_of_all_gateways_sweeps_in_a_period(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.put(outcome(0), 50 * HOUR_MS)
     first, second = (
-        Sweeper(store=site.store, every_s=600, results_s=DAY_S, payloads_s=DAY_S, keys_s=DAY_S) for _ in range(2)
+        Sweeper(store=site.store, every_s=600, results_s=DAY_S, payloads_s=DAY_S, keys_s=DAY_S, webhooks_s=DAY_S)
+        for _ in range(2)
     )
     assert first.sweep_once(now_ms=NOW_MS) == 1
     assert second.sweep_once(now_ms=NOW_MS + 1000) is None
