@@ -21,7 +21,7 @@ _DOUBT = 1.5
 
 class Limits(msgspec.Struct, frozen=True):
     """What one model or one tenant may have; 0: no limit. A model's `backlog` counts requests in its queue, of all
-    gateways and producers; a tenant's those in all queues that came by this gateway. `rate_rps` and `burst` are a
+    gateways and producers; a tenant's those jobs in all queues that came by this gateway. `rate_rps` and `burst` are a
     tenant's requests per second and at once, of this gateway.
     """
 
@@ -71,7 +71,7 @@ class Admission:
         queued: TenantQueues | None = None,
     ) -> None:
         """`queue_of` is asked only where a limit, a refusal or a deadline needs it, and must not wait. `queued`: whose
-        requests are in queues, which `queue_of` keeps true; None: nobody's.
+        jobs are in queues, which `queue_of` keeps true; None: nobody's.
         """
         self._limits = limits
         self._queue_of = queue_of
@@ -157,7 +157,7 @@ class Admission:
         if count > limit:
             what, remedy = f"{count} requests at once are more than the {limit} that", "submit fewer at once"
         else:
-            what, remedy = f"{queued} requests of tenant {tenant!r} wait or run, of {limit} that", "come again later"
+            what, remedy = f"{queued} jobs of tenant {tenant!r} wait or run, of {limit} that", "come again later"
         raise self._refusal(
             f"{what} may", None if wait_s is None or above > queued else wait_s * above / queued, remedy=remedy
         )

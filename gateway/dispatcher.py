@@ -230,6 +230,7 @@ class Dispatcher:
             if self._tracing is not None:
                 self._tracing.received("replies", call.traceparent, outcome)
             return outcome
+        self._admission.queued.put(call.caller.tenant, model, handed.place())
         return self._accepted(model, handed, call, kept=not call.stored)
 
     def _forsake(self, model: ModelAnnouncement, call: Call, key: bytes, handed: Handed) -> None:
@@ -263,6 +264,8 @@ class Dispatcher:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def note_end(handed: Handed) -> None:
+            if handed.error is None:
+                self._admission.queued.put(call.caller.tenant, model, handed.place())
             if not ended.done():
                 ended.set_result(None)
 
@@ -304,7 +307,6 @@ class Dispatcher:
         traceparent = call.traceparent
         if self._tracing is not None:
             traceparent, on_end = self._tracing.sending(model.topic, traceparent, on_end)
-        on_end = self._admission.queued.noting(call.caller.tenant, model, on_end)
         envelope = Envelope(
             call.id,
             self._source,

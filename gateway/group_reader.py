@@ -81,11 +81,6 @@ class GroupReader:
         """How far each partition that is held is done, by topic and number; those without a record yet are left out."""
         return {(place.topic, place.partition): tracker.position for place, tracker in self._trackers.items()}
 
-    @property
-    def under_way(self) -> int:
-        """Records that are worked on."""
-        return len(self._running)
-
     async def _open(self, stack: AsyncExitStack) -> None:
         consumer = self._join(self._on_revoked, self._on_assigned)
         stack.push_async_callback(self._close, consumer)

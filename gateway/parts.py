@@ -59,9 +59,7 @@ class Parts:
         self.fleet.observe(self.rates.note)
         self._limits = settings.admission_limits()
         self.queued = TenantQueues(lambda tenant: self._limits.of_tenant(tenant).backlog)
-        self.queues = QueueWatch(
-            backlog=self.backlog, catalogue=self.catalogue, topics=self.topics, rates=self.rates, queued=self.queued
-        )
+        self.queues = QueueWatch(backlog=self.backlog, catalogue=self.catalogue, rates=self.rates, queued=self.queued)
         self.dispatcher = self._new_dispatcher(gateway_id)
         metrics.watch_in_flight(lambda: self.dispatcher.in_flight)
         self.replies = Replies(

@@ -17,7 +17,6 @@ from gateway.backlog import Backlog
 from gateway.catalogue import Catalogue
 from gateway.tenant_queues import TenantQueues
 from schemas.errors import ErrorCode, InferenceError
-from schemas.topics import Topics
 
 _log = structlog.get_logger(__name__)
 
@@ -47,14 +46,6 @@ class _Read:
         self.busy_since_s: float = before.busy_since_s if backlog and before is not None and before.backlog else at_s
 
 
-class UnknownRates:
-    """Nothing is known of any model."""
-
-    def per_s(self, model: str, now_ms: int) -> float | None:
-        """None."""
-        return None
-
-
 class QueueWatch:
     """Reads the backlog of pools in the background, and keeps `queued` true. Times in seconds, monotonic."""
 
@@ -63,14 +54,12 @@ class QueueWatch:
         *,
         backlog: Backlog,
         catalogue: Catalogue,
-        topics: Topics,
         rates: Rates,
         queued: TenantQueues,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backlog = backlog
         self._catalogue = catalogue
-        self._topics = topics
         self._rates = rates
         self._queued = queued
         self._now_s = now_s
@@ -128,11 +117,10 @@ class QueueWatch:
 
     async def _read_pool(self, pool: str) -> None:
         begun_s = self._now_s()
-        for topic, partitions in (await self._backlog.of_pool(pool)).items():
-            count = sum(partition.records for partition in partitions)
-            model = self._topics.model_of(topic)
-            self._read[model] = _Read(begun_s, count, self._read.get(model))
-            known = self._catalogue.of_topic(topic)
-            if known is not None:
-                progress = [partition.progress for partition in partitions]
-                self._queued.settle(known.metadata.name, known.epoch, progress)
+        found = await self._backlog.of_pool(pool)
+        for model in self._catalogue.pool(pool):
+            if (partitions := found.get(model.topic)) is None:  # announced meanwhile
+                continue
+            name, count = model.metadata.name, sum(partition.records for partition in partitions)
+            self._read[name] = _Read(begun_s, count, self._read.get(name))
+            self._queued.settle(name, model.epoch, [partition.progress for partition in partitions])

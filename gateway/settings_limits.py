@@ -52,8 +52,8 @@ class LimitSettings(BaseSettings):
         int,
         Field(
             ge=0,
-            description="Requests of one tenant that may wait or run in all models' queues, of those that came by this "
-            "gateway since it started; 0: no limit.",
+            description="Jobs of one tenant that may wait or run in all models' queues, of those that came by this "
+            "gateway since it started; 0: no limit. One that has ended counts on for about two seconds.",
         ),
     ] = 0
     tenant_rate_rps: Annotated[

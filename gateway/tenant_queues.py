@@ -1,37 +1,23 @@
-"""TenantQueues: what each tenant has put into models' queues through this gateway, and no worker has ended yet.
+"""TenantQueues: the jobs that each tenant has put into models' queues through this gateway, and no worker has ended.
 
-Kafka knows how long a queue is, not whose records are in it. A record counts from the broker's acknowledgement until
-the pool's progress, as Kafka tells it, has passed it. Pure: asks nobody. In memory: who restarts begins at zero.
+Kafka knows how long a queue is, not whose records are in it. A job counts from the broker's acknowledgement until the
+pool's progress, as Kafka tells it, has passed it. Pure: asks nobody. In memory: who restarts begins at zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, TypeVar
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from schemas.control import ModelAnnouncement
 from schemas.progress import Progress
-
-
-class Placed(Protocol):
-    """A record that the broker has taken, or has not."""
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why it was not taken."""
-
-    def place(self) -> tuple[int, int, int]:
-        """Partition, offset and time in milliseconds of one that was taken."""
-
-
-P = TypeVar("P", bound=Placed)
 
 
 class TenantQueues:
     """Counts of the tenants whose queue has a limit; nothing is kept of others."""
 
     def __init__(self, limit_of: Callable[[str], int]) -> None:
-        """`limit_of`: by tenant, how many records it may have queued; 0: no limit. It bounds what is kept here, up to
+        """`limit_of`: by tenant, how many jobs it may have queued; 0: no limit. It bounds what is kept here, up to
         the requests that are under way when it is reached.
         """
         self._limit_of = limit_of
@@ -40,27 +26,21 @@ class TenantQueues:
         self._counts: dict[str, int] = {}
 
     def count(self, tenant: str) -> int:
-        """How many records of this tenant wait or run."""
+        """How many jobs of this tenant wait or run."""
         return self._counts.get(tenant, 0)
 
     def models(self) -> Collection[str]:
         """The models in whose queues something is."""
         return {model for model, _ in self._offsets}
 
-    def noting(self, tenant: str, model: ModelAnnouncement, on_end: Callable[[P], None]) -> Callable[[P], None]:
-        """`on_end` that counts the record first, if the broker took it."""
+    def put(self, tenant: str, model: ModelAnnouncement, place: tuple[int, int, int]) -> None:
+        """The broker took a job of this tenant: (partition, offset, time in milliseconds)."""
         if not self._limit_of(tenant):
-            return on_end
-
-        def note(handed: P) -> None:
-            if handed.error is None:
-                partition, offset, _ = handed.place()
-                partitions = self._offsets.setdefault((model.metadata.name, model.epoch), {})
-                partitions.setdefault(partition, {})[offset] = tenant
-                self._counts[tenant] = self.count(tenant) + 1
-            on_end(handed)
-
-        return note
+            return
+        partition, offset, _ = place
+        partitions = self._offsets.setdefault((model.metadata.name, model.epoch), {})
+        partitions.setdefault(partition, {})[offset] = tenant
+        self._counts[tenant] = self.count(tenant) + 1
 
     def settle(self, model: str, epoch: int, partitions: Sequence[Progress]) -> None:
         """Count no more what the pool has done; `partitions`: how far it is with each. Other epochs are over."""
@@ -68,8 +48,7 @@ class TenantQueues:
             known = self._offsets[key]
             for partition, tenants in list(known.items()):
                 if key[1] == epoch and partition < len(partitions):
-                    is_done = partitions[partition].is_done
-                    ended = [offset for offset in tenants if is_done(offset)]
+                    ended = _ended(tenants, partitions[partition])
                 else:
                     ended = list(tenants)
                 for offset in ended:
@@ -89,3 +68,9 @@ class TenantQueues:
             self._counts[tenant] = left
         else:
             del self._counts[tenant]
+
+
+def _ended(offsets: Iterable[int], progress: Progress) -> list[int]:
+    """The offsets that are done. They ascend, as the broker took them: behind the last done one none is looked at."""
+    end = progress.done[-1][1] if progress.done else progress.committed
+    return [offset for offset in itertools.takewhile(lambda offset: offset < end, offsets) if progress.is_done(offset)]

@@ -19,18 +19,6 @@ from schemas.model import ModelMetadata
 from schemas.progress import Progress
 
 
-class Taken:
-    """A record that the broker took."""
-
-    error: BaseException | None = None
-
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
-
-    def place(self) -> tuple[int, int, int]:
-        return 0, self.offset, 0
-
-
 def refusal(act: Callable[[], None]) -> InferenceError:
     with pytest.raises(InferenceError) as caught:
         act()
@@ -109,7 +97,7 @@ def test_a_tenants_queue_is_limited_over_all_models() -> None:
     def take(name: str, tenant: str, offset: int) -> None:
         announced = ModelAnnouncement(ModelMetadata(name, ("1",), "p", 8, (), ()), "pool", f"t.infer.{name}", 7, 1)
         admission.enter(name, tenant, now_s=0)
-        queued.noting(tenant, announced, lambda taken: None)(Taken(offset))
+        queued.put(tenant, announced, (0, offset, 0))
         admission.leave(name, tenant)
 
     for offset in range(2):
@@ -118,7 +106,7 @@ def test_a_tenants_queue_is_limited_over_all_models() -> None:
     refusal(lambda: admission.enter("m", "a", now_s=0, count=2))
     take("n", "a", 0)
     error = refused(admission, "o", "a")
-    assert "3 requests of tenant 'a' wait or run, of 3 that may" in error.message
+    assert "3 jobs of tenant 'a' wait or run, of 3 that may" in error.message
     assert error.retry_after_s == pytest.approx(1.0)  # one of its three in a queue of three seconds
     assert "more than the 3" in refusal(lambda: admission.enter("m", "b", now_s=0, count=4)).message
     for offset in range(9):

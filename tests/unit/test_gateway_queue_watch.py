@@ -14,18 +14,8 @@ from schemas.control import ModelAnnouncement
 from schemas.errors import ErrorCode, InferenceError
 from schemas.model import ModelMetadata
 from schemas.progress import Progress
-from schemas.topics import Topics
 
 MODEL = ModelAnnouncement(ModelMetadata("m", ("1",), "p", 8, (), ()), "p", "t.infer.m", 7, 1)
-
-
-class Taken:
-    """A record that the broker took as the first of partition 0."""
-
-    error: BaseException | None = None
-
-    def place(self) -> tuple[int, int, int]:
-        return 0, 0, 0
 
 
 class Site:
@@ -43,7 +33,6 @@ class Site:
         self.watch = QueueWatch(
             backlog=self,  # type: ignore[arg-type]  # what is asked of it is here
             catalogue=self,  # type: ignore[arg-type]  # likewise
-            topics=Topics("t"),
             rates=self,
             queued=self.queued,
             now_s=lambda: self.now_s,
@@ -54,8 +43,8 @@ class Site:
             raise InferenceError(ErrorCode.MODEL_NOT_FOUND, name)
         return MODEL
 
-    def of_topic(self, topic: str) -> ModelAnnouncement | None:
-        return MODEL if topic == MODEL.topic else None
+    def pool(self, pool: str) -> tuple[ModelAnnouncement, ...]:
+        return (MODEL,) if self.is_served else ()
 
     async def of_pool(self, pool: str) -> Any:
         self.reads += 1
@@ -137,7 +126,7 @@ async def test_while_nobody_asks_nothing_is_read() -> None:
 
 async def test_while_a_tenant_has_something_queued_it_is_read_on() -> None:
     site = Site()
-    site.queued.noting("a", MODEL, lambda taken: None)(Taken())
+    site.queued.put("a", MODEL, (0, 0, 0))
     running = asyncio.create_task(site.watch.run())
     await site.read(1)
     site.now_s += 100  # nobody asks any more
@@ -150,7 +139,7 @@ async def test_while_a_tenant_has_something_queued_it_is_read_on() -> None:
 
 async def test_what_is_queued_for_a_model_that_is_gone_counts_no_more() -> None:
     site = Site()
-    site.queued.noting("a", MODEL, lambda taken: None)(Taken())
+    site.queued.put("a", MODEL, (0, 0, 0))
     site.watch.queue_of("m")
     site.is_served = False
     running = asyncio.create_task(site.watch.run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,23 +15,6 @@ def model(name: str = "m", epoch: int = 7) -> ModelAnnouncement:
     return ModelAnnouncement(ModelMetadata(name, ("1",), "p", 8, (), ()), "pool", f"t.infer.{name}", epoch, 1)
 
 
-class Taken(msgspec.Struct):
-    """A record at its place, or the error that it ended with."""
-
-    partition: int
-    offset: int
-    error: BaseException | None = None
-
-    def place(self) -> tuple[int, int, int]:
-        return self.partition, self.offset, 0
-
-
-def put(queues: TenantQueues, tenant: str, of: ModelAnnouncement, taken: Taken) -> None:
-    told: list[Taken] = []
-    queues.noting(tenant, of, told.append)(taken)
-    assert told == [taken]
-
-
 @given(
     tenants=st.lists(st.sampled_from("abc"), max_size=40),
     done=st.lists(st.sets(st.integers(0, 39)), max_size=5),
@@ -43,7 +25,7 @@ def test_who_has_what_queued_is_told_at_any_time(tenants: str, done: list[set[in
     left: dict[tuple[int, int], str] = {}
     for number, tenant in enumerate(tenants):
         offset, partition = divmod(number, partition_count)
-        put(queues, tenant, model(), Taken(partition, offset))
+        queues.put(tenant, model(), (partition, offset, 0))
         left[partition, offset] = tenant
     gone: set[int] = set()
     for more in done:
@@ -57,18 +39,17 @@ def test_who_has_what_queued_is_told_at_any_time(tenants: str, done: list[set[in
         assert set(queues.models()) == ({"m"} if left else set())
 
 
-def test_only_what_the_broker_took_counts_and_only_of_tenants_with_a_limit() -> None:
+def test_nothing_is_kept_of_tenants_without_a_limit() -> None:
     queues = TenantQueues(lambda tenant: 10 if tenant == "a" else 0)
-    put(queues, "a", model(), Taken(0, 0, OSError("away")))
-    put(queues, "b", model(), Taken(0, 0))
-    assert (queues.count("a"), queues.count("b"), set(queues.models())) == (0, 0, set())
+    queues.put("b", model(), (0, 0, 0))
+    assert (queues.count("b"), set(queues.models())) == (0, set())
 
 
 def test_records_of_a_topic_that_was_made_anew_or_is_gone_count_no_more() -> None:
     queues = TenantQueues(lambda tenant: 10)
-    put(queues, "a", model(epoch=7), Taken(0, 500))
-    put(queues, "a", model(epoch=8), Taken(0, 0))
-    put(queues, "a", model("n"), Taken(3, 2))
+    queues.put("a", model(epoch=7), (0, 500, 0))
+    queues.put("a", model(epoch=8), (0, 0, 0))
+    queues.put("a", model("n"), (3, 2, 0))
     queues.settle("m", 8, [Progress(0, 0)])
     assert queues.count("a") == 2
     queues.forget("n")
