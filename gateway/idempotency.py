@@ -32,9 +32,8 @@ from schemas.request import InferenceRequest
 
 _log = structlog.get_logger(__name__)
 
-_HAND_OVER_WITHIN_S = (
-    LEASE_MS / 1000 / 3
-)  # a third to hand over, a third for the broker, a third for clocks that differ
+# A third of the lease to hand over, a third for the broker, a third for clocks that differ.
+_HAND_OVER_WITHIN_S = LEASE_MS / 1000 / 3
 
 # Submits a batch, each request under the given id, a dot and its number, but for those that have a job id already, by
 # number; until the given moment by the event loop's clock.
