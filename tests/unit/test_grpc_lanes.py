@@ -61,8 +61,10 @@ async def test_lanes_end_with_their_server_after_the_calls_that_are_open() -> No
         await served.begun.acquire()
         stopping = asyncio.ensure_future(served.server.stop(20))
         await asyncio.sleep(0)  # the stop has begun
-        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
             await served.call(b"late")
+        # The port is closed, or gRPC's core had the call already and gives it up: as the moment has it.
+        assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         served.let_go.set()
         assert await call == b"last!"
         await stopping
